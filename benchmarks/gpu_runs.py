@@ -17,7 +17,7 @@ from laser_rl.config import Config, override
 from laser_rl.metrics.log import FILE, read, read_from
 from laser_rl.metrics.machine import memory_bytes
 from laser_rl.metrics.rows import Row
-from laser_rl.replay.memory_layout import allocate, shape_of, upload
+from laser_rl.replay.memory_layout import DeviceBatch, allocate, shape_of
 from laser_rl.replay.mixer import UniformSampler
 from laser_rl.training.build import Member, device_of
 from laser_rl.training.directory import RunDirectory
@@ -149,7 +149,7 @@ def alone_of(member: Member, seconds: float) -> Alone:
         if member.replay is not None:
             UniformSampler(member.replay).fill(member.config.loss.batch_unrolls, random, host, 0)
         host.online[: member.mixer.counts.online] = True
-        batches.append(upload(member.layout, host, learner.device))
+        batches.append(DeviceBatch(member.layout, host, learner.device).copy_from(host))
     turn = itertools.cycle(batches)
     ms = sustained(lambda: learner.update(next(turn), progress=0.0), learner.device, seconds=seconds, warm_ups=3)
     return Alone(ms)

@@ -44,7 +44,7 @@ from laser_rl.config import Config, override
 from laser_rl.disk import write_json
 from laser_rl.envs.records import DiscreteActions, EnvironmentSpec, ObservationSpec
 from laser_rl.networks.build import family_of
-from laser_rl.replay.memory_layout import allocate, upload
+from laser_rl.replay.memory_layout import DeviceBatch, allocate
 from laser_rl.training.build import build_learner, device_of, layout_of
 from laser_rl.types import Batch
 
@@ -84,7 +84,7 @@ def batch_of(config: Config, device: torch.device) -> Batch:
     batch.is_transition.fill_(True)
     batch.weight.fill_(1.0)
     batch.online[: max(1, config.loss.batch_unrolls // 8)] = True
-    return upload(layout, batch, device)
+    return DeviceBatch(layout, batch, device).copy_from(batch)
 
 
 def plain(batch: Batch, discount: float) -> Unrolls:

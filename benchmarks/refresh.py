@@ -18,7 +18,8 @@ import torch
 
 from laser_rl import LASER
 from laser_rl.agent.memory_state import Recurrent
-from laser_rl.training.build import batch_of, on_device
+from laser_rl.replay.memory_layout import DeviceBatch
+from laser_rl.training.build import batch_of
 from laser_rl.types import Batch, Inputs
 
 CASES = {
@@ -86,7 +87,7 @@ def measure(name: str, device: str, updates: int) -> dict[str, float]:
         member.mixer.offer(taken.unrolls)
         while member.mixer.ready():
             member.mixer.fill(batch)
-            here = on_device(member, batch)
+            here = DeviceBatch(member.layout, batch, learner.device).copy_from(batch)
             for way, recurrent in (("nothing", nothing), ("carried", carried), ("second pass", second)):
                 learner.recurrent = recurrent
                 start = second._carried if len(second._lost) else here.state  # noqa: SLF001

@@ -27,6 +27,7 @@ from laser_rl import LASER
 from laser_rl.agent.policy import Policy
 from laser_rl.replay.memory_layout import Packed, allocate, pack
 from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.shared import COMPRESSED
 from laser_rl.replay.store import Replay
 from laser_rl.training.build import open_environments
 from laser_rl.training.evaluate import Player
@@ -232,7 +233,7 @@ def sizes(pools: dict[str, NDArray[np.uint8]]) -> list[dict[str, Any]]:
     for game, pool in pools.items():
         store = Replay(SINGLE, len(pool) * STEPS, codec="zstd", budget_bytes=10**9)
         store.insert(unrolls_of(SINGLE, pool[:, 3:]))
-        frame = store.compressed_bytes / (len(pool) * (STEPS + 1))
+        frame = store._room.words[COMPRESSED] / (len(pool) * (STEPS + 1))  # noqa: SLF001
         print(f"| {game} | {frame:.0f} | {84 * 84 / frame:.0f} |")
         records.append({"what": "bytes a frame", "variant": game, "value": round(frame, 1), "unit": "bytes"})
     return records
@@ -295,7 +296,7 @@ def fill(pools: dict[str, NDArray[np.uint8]], steps: int) -> list[dict[str, Any]
     store, random = Replay(STACKED, steps), np.random.default_rng(5)
     while store.next_id < steps // STEPS:
         store.insert(part(unrolls, int(random.integers(len(pool) - AT_ONCE)), AT_ONCE))
-    spent, compressed = time.perf_counter() - begin, store.compressed_bytes
+    spent, compressed = time.perf_counter() - begin, store._room.words[COMPRESSED]  # noqa: SLF001
     batch = allocate(STACKED, BATCH, stacked=False)
     gathered = BATCH * rate(lambda: store.sample_into(BATCH, random, batch, 0), 3.0)
     print(

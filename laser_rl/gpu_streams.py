@@ -24,6 +24,13 @@ def wait_for(event: "cuda.Event", who: str, whom: str, timeout_s: float = GIVE_U
         time.sleep(PAUSE_S)
 
 
+def marked(device: torch.device, *, timing: bool = False) -> "cuda.Event":
+    """An event at the end of all that the current stream was given."""
+    event = cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    event.record(cuda.current_stream(device))
+    return event
+
+
 def own_stream(device: torch.device, purpose: Purpose) -> "cuda.Stream | None":
     """The stream of this process for a purpose, after all that the current one was given; None on a CPU.
 

@@ -224,8 +224,7 @@ def elsewhere_of(
         if not sweep.single:
             require_memory(sweep, source)
         return None
-    from laser_rl.cluster.launch import run_cluster  # noqa: PLC0415 - a run on this machine never needs it
-    from laser_rl.cluster.requirements import require_possible  # noqa: PLC0415
+    from laser_rl.cluster.launch import require_possible, run_cluster  # noqa: PLC0415 - a run on this machine never needs it
 
     require_possible(sweep, cluster)
     require_modules("--cluster", "cluster", "ray")

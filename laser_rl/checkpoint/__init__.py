@@ -6,7 +6,7 @@ tensors are written or read: a reader that asks for the owner of a directory doe
 
 from laser_rl.checkpoint.lock import Owner, RunLock, owner
 from laser_rl.checkpoint.manifest import CHECKPOINTS, REPLAY
-from laser_rl.checkpoint.salvage import Mended, Salvage
+from laser_rl.checkpoint.salvage import Mended
 from laser_rl.checkpoint.segments import SegmentEntry, Streams, read_segment, write_segment
 from laser_rl.checkpoint.snapshot import (
     Loaded,
@@ -22,6 +22,6 @@ from laser_rl.checkpoint.snapshot import (
 )
 
 __all__ = [
-    "CHECKPOINTS", "REPLAY", "Loaded", "Mended", "Owner", "RunLock", "Salvage", "SegmentEntry", "Snapshot", "Streams", "clear", "latest",
+    "CHECKPOINTS", "REPLAY", "Loaded", "Mended", "Owner", "RunLock", "SegmentEntry", "Snapshot", "Streams", "clear", "latest",
     "load_snapshot", "newest_state", "newest_step", "owner", "read_segment", "remove_leftovers", "remove_unnamed", "write", "write_segment",
 ]  # fmt: skip

@@ -19,7 +19,6 @@ from laser_rl import disk
 from laser_rl.errors import ConfigError
 
 NAME = "run.lock"
-_LIMIT = 4096
 _PATIENCE_S, _PAUSE_S = 0.3, 0.01  # `owner` holds the lock for an instant
 
 
@@ -34,10 +33,8 @@ class Owner:
 class RunLock(AbstractContextManager["RunLock"]):
     """Owns a run directory until `release` or the end of the process."""
 
-    def __init__(self, run_dir: str | Path) -> None:
-        path = Path(run_dir) / NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle: int | None = _acquire(path)
+    def __init__(self, run_dir: Path) -> None:
+        self._handle: int | None = _acquire(run_dir / NAME)
         _held.add(self)
 
     def release(self) -> None:
@@ -69,15 +66,14 @@ def _leave_all() -> None:
 os.register_at_fork(after_in_child=_leave_all)
 
 
-def owner(run_dir: str | Path) -> Owner | None:
+def owner(run_dir: Path) -> Owner | None:
     """The process that owns a run directory, for those who only read it; None if the kernel says that no process does."""
-    path = Path(run_dir) / NAME
     try:
-        with disk.open_regular(path) as file:
+        with disk.open_regular(run_dir / NAME) as file:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return None
-            return _owner_in(file.read(_LIMIT))
+            return _owner_in(file.read(4096))
     except OSError:
         return None
 

@@ -8,6 +8,7 @@ two streams: lanes would otherwise carry a memory's state over the gap. The newe
 writing; the older one gets a number that no slot has. Nothing else of an unroll changes, and none is left out that can be read.
 """
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -39,53 +40,47 @@ _FOUND = np.dtype([(name, "i8") for name in ("number", "previous", "member", "sl
 _Found = NDArray[np.void]
 
 
-class Salvage:
-    """What is left of the unrolls `first_id` to `next_id` - 1 that one store held, in the segments of `entries`, in order.
+def salvage(
+    folder: Path, entries: list[SegmentEntry], damaged: set[str], layout: UnrollLayout, first_id: int, next_id: int
+) -> tuple[Mended, Iterator[Unrolls]]:
+    """What is left of the unrolls `first_id` to `next_id` - 1 of one store, in segments of which those `damaged` do not verify.
 
-    `damaged` names those segments that do not verify.
+    The unrolls come oldest first, every stream without gaps.
     """
+    ours = [one for one in entries if one.name not in damaged or not _is_another(folder, one, layout)]
+    read = functools.partial(_blocks, folder, ours, layout, first_id, next_id)
+    found = [np.zeros(0, _FOUND), *(_surveyed(layout, block) for block in read())]
+    slots, episodes = _cut_at_gaps(np.concatenate(found), first_id, next_id)
+    return Mended(len(slots), next_id - first_id - len(slots), episodes), _under(slots, read(), folder)
 
-    def __init__(
-        self,
-        folder: Path,
-        entries: list[SegmentEntry],
-        damaged: set[str],
-        layout: UnrollLayout,
-        first_id: int,
-        next_id: int,
-    ) -> None:
-        self._folder, self._layout, self._bounds = folder, layout, (first_id, next_id)
-        self._entries = [one for one in entries if one.name not in damaged or not self._is_another(one)]
-        found = [np.zeros(0, _FOUND), *(_surveyed(layout, block) for block in self._blocks())]
-        self._slot, episodes = _cut_at_gaps(np.concatenate(found), first_id, next_id)
-        kept = len(self._slot)
-        self.mended = Mended(kept, next_id - first_id - kept, episodes)
 
-    def unrolls(self) -> Iterator[Unrolls]:
-        """All that is left, oldest first, every stream without gaps."""
-        at = 0
-        for block in self._blocks():
-            end = at + len(block.number)
-            if end > len(self._slot):
-                raise Damaged(self._folder, "changes while it is read")
-            yield block.unrolls._replace(slot=self._slot[at:end])
-            at = end
+def _under(slots: NDArray[np.int32], blocks: Iterator[Block], folder: Path) -> Iterator[Unrolls]:
+    at = 0
+    for block in blocks:
+        end = at + len(block.number)
+        if end > len(slots):
+            raise Damaged(folder, "changes while it is read")
+        yield block.unrolls._replace(slot=slots[at:end])
+        at = end
 
-    def _is_another(self, entry: SegmentEntry) -> bool:
-        """Whether nothing is wrong with a file that does not verify: then it is not the one that was written."""
-        sizes = [record.size for record in segments.salvaged(self._folder, entry)]
-        if len(sizes) != entry.count:
-            return False
-        expected, path = segments.header(self._layout, entry.first_id, entry.count), self._folder / entry.name
-        with guarded.reading(path), guarded.open_plain(path) as file:
-            begins_as_written = file.read(len(expected)) == expected
-            return begins_as_written and len(expected) + sum(sizes) == entry.bytes == file.seek(0, 2)
 
-    def _blocks(self) -> Iterator[Block]:
-        first, end = self._bounds
-        for entry in self._entries:
-            held = (one for one in segments.salvaged(self._folder, entry) if first <= one.number < end)
-            yield from segments.blocks(self._folder / entry.name, held, self._layout, skip=True)
+def _is_another(folder: Path, entry: SegmentEntry, layout: UnrollLayout) -> bool:
+    """Whether nothing is wrong with a file that does not verify: then it is not the one that was written."""
+    sizes = [record.size for record in segments.salvaged(folder, entry)]
+    if len(sizes) != entry.count:
+        return False
+    expected, path = segments.header(layout, entry.first_id, entry.count), folder / entry.name
+    with guarded.reading(path), guarded.open_plain(path) as file:
+        begins_as_written = file.read(len(expected)) == expected
+        return begins_as_written and len(expected) + sum(sizes) == entry.bytes == file.seek(0, 2)
+
+
+def _blocks(
+    folder: Path, entries: list[SegmentEntry], layout: UnrollLayout, first_id: int, next_id: int
+) -> Iterator[Block]:
+    for entry in entries:
+        held = (one for one in segments.salvaged(folder, entry) if first_id <= one.number < next_id)
+        yield from segments.blocks(folder / entry.name, held, layout, skip=True)
 
 
 def _surveyed(layout: UnrollLayout, block: Block) -> _Found:

@@ -31,7 +31,8 @@ _STATE, _TENSORS = "state.json", ".safetensors"
 _REPLACED, _ASIDE = ".replaced", ".set-aside"
 _FOLDER = re.compile(rf"step-(\d{{12,18}})({re.escape(_REPLACED)})?")
 _KEPT_ASIDE = re.compile(rf"step-\d{{12,18}}{re.escape(_ASIDE)}")
-# What is asked of the segments: that every byte verifies; only to be named if one does not; nothing, where no replay is needed.
+# What is asked of the segments: that every byte verifies; that damaged ones are named in `Loaded.damaged`, which is no reason to go back
+# to an older checkpoint; nothing, where no replay is needed.
 ReplayCheck = Literal["whole", "salvage", "unread"]
 _log = logging.getLogger(__name__)
 
@@ -58,13 +59,13 @@ class Loaded:
     damaged: tuple[Damaged, ...] = ()  # segments of which not every byte verifies, if that was allowed
 
 
-def write(run_dir: str | Path, snapshot: Snapshot, keep: int = 2) -> Path:
+def write(run_dir: Path, snapshot: Snapshot, keep: int = 2) -> Path:
     """Write a checkpoint, then remove all but the newest `keep` and the segments that no kept one names.
 
     A crash at any moment leaves the previous checkpoint or this one. Whatever has a higher step is no longer part of the run (it was
     damaged, and the run went on from an earlier one): it is set aside.
     """
-    folder = Path(run_dir) / CHECKPOINTS
+    folder = run_dir / CHECKPOINTS
     disk.make_folder(folder)
     final = folder / f"step-{snapshot.step:012d}"
     temporary = disk.temporary_beside(final)
@@ -79,15 +80,14 @@ def write(run_dir: str | Path, snapshot: Snapshot, keep: int = 2) -> Path:
     return final
 
 
-def latest(run_dir: str | Path, *, replay: ReplayCheck = "whole") -> Loaded | None:
+def latest(run_dir: Path, *, replay: ReplayCheck = "whole") -> Loaded | None:
     """The newest checkpoint of which every byte verifies; None if none was ever written.
 
     Each newer one that does not is named in a warning. Raises `DamagedRun` if there are some and none verifies, and `Unreadable` if
-    something cannot be read: the run would go on from before what it holds. The replay's segments have to be "whole", too; or damage
-    there is no reason to go back to an older checkpoint: "salvage" names them in `Loaded.damaged`, "unread" does not look at them.
+    something cannot be read: the run would go on from before what it holds.
     """
     problems: list[Damaged] = []
-    for path in _newest_first(Path(run_dir)):
+    for path in _newest_first(run_dir):
         try:
             return load_snapshot(path, replay=replay)
         except Damaged as problem:
@@ -105,9 +105,8 @@ def latest(run_dir: str | Path, *, replay: ReplayCheck = "whole") -> Loaded | No
     )
 
 
-def load_snapshot(path: str | Path, *, replay: ReplayCheck = "whole") -> Loaded:
+def load_snapshot(path: Path, *, replay: ReplayCheck = "whole") -> Loaded:
     """Read one checkpoint, `RUN_DIR/checkpoints/step-…`, and verify it; raises `DamagedRun`. `replay`: see `latest`."""
-    path = Path(path)
     if path.is_symlink():
         raise Damaged(path, "is a symbolic link, expected a folder of its own")
     contents = manifest.read(path)
@@ -125,14 +124,14 @@ def load_snapshot(path: str | Path, *, replay: ReplayCheck = "whole") -> Loaded:
     return Loaded(path, contents.step, tensors, state, contents.segments, damaged)
 
 
-def newest_step(run_dir: str | Path) -> int | None:
+def newest_step(run_dir: Path) -> int | None:
     """The step of the newest checkpoint by its name, None if there is none; it may be damaged."""
-    return max(map(_step_of, _newest_first(Path(run_dir))), default=None)
+    return max(map(_step_of, _newest_first(run_dir)), default=None)
 
 
-def newest_state(run_dir: str | Path) -> dict[str, Any] | None:
+def newest_state(run_dir: Path) -> dict[str, Any] | None:
     """The state in the newest checkpoint of which it verifies, without its tensors; None if there is none."""
-    for path in _newest_first(Path(run_dir)):
+    for path in _newest_first(run_dir):
         try:
             files = manifest.read(path).files
             if _STATE in files:
@@ -142,13 +141,12 @@ def newest_state(run_dir: str | Path) -> dict[str, Any] | None:
     return None
 
 
-def remove_leftovers(run_dir: str | Path) -> list[Path]:
+def remove_leftovers(run_dir: Path) -> list[Path]:
     """Remove what dead writers left unfinished, and segments that no checkpoint names; returns what was removed.
 
     Only for the holder of the run's lock, before it starts to write: a living writer's files look the same. `Unreadable` if not all
     manifests can be read, and then nothing is removed.
     """
-    run_dir = Path(run_dir)
     unnamed, removed = _unnamed(run_dir, before=None), unfinished(run_dir)
     for path in removed:
         _remove(path)
@@ -166,22 +164,20 @@ def remove_leftovers(run_dir: str | Path) -> list[Path]:
     return removed + unnamed
 
 
-def remove_unnamed(run_dir: str | Path, before: int | None = None) -> None:
+def remove_unnamed(run_dir: Path, before: int | None = None) -> None:
     """For the holder of the run's lock: remove segments that no checkpoint names, but those from unroll `before` on."""
     try:
-        for path in _unnamed(Path(run_dir), before):
+        for path in _unnamed(run_dir, before):
             path.unlink(missing_ok=True)
     except Unreadable as problem:
         _log.warning("old replay segments are kept, since it is not known which ones are needed: %s", problem)
 
 
-def clear(run_dir: str | Path) -> None:
+def clear(run_dir: Path) -> None:
     """Remove all checkpoints and the replay on disk, for a run that starts again (`--fresh`); only for the holder of the run's lock.
 
-    Only what has a name that we give: the folder may be a stranger's. A link to a folder on another disk stays a link; one in place of a
-    checkpoint or a segment is removed, never what it leads to.
+    A link to a folder on another disk stays a link; one in place of a checkpoint or a segment is removed, never what it leads to.
     """
-    run_dir = Path(run_dir)
     for path in unfinished(run_dir):
         _remove(path)
     for folder, patterns in ((run_dir / CHECKPOINTS, (_FOLDER, _KEPT_ASIDE)), (run_dir / REPLAY, (SEGMENT,))):
@@ -301,7 +297,6 @@ def _into_place(temporary: Path, final: Path) -> None:
 
 
 def _retire(folder: Path, step: int, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints up to `step`, which has just been written; later ones are set aside."""
     older = []
     for path in _newest_first(folder.parent):
         if _step_of(path) <= step:

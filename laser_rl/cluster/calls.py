@@ -153,6 +153,5 @@ def on_node(node: str) -> Any:
 
 
 def kill(actor: Any) -> None:
-    """End an actor and all that it started; nothing happens if it is dead already."""
     with contextlib.suppress(Exception):
         ray().kill(actor, no_restart=True)

@@ -1,12 +1,10 @@
 """The two channels of a learner: to its runners, and to the supervisor.
 
-Runners call their learner: deliveries go one way, parameters and the reason to stop the other. A runner's call waits in the learner's actor
-until there is something to say (`LongPoll`), and to look whether the answer has come costs no call. With `in_step` a runner calls at every
-look instead, which is as new as can be: for lock-step, where runs are compared bit by bit.
+Runners call their learner (`LongPoll`): deliveries go one way, parameters and the reason to stop the other. With `in_step` a runner calls
+at every look instead, which is as new as can be: for lock-step, where runs are compared bit by bit.
 
-The supervisor calls every learner: rows, steps and states go one way; others' steps, orders, shards and the reason to stop the other. One
-call waits with every learner (`SupervisorLink.exchange`), which answers when it has news. No file system is shared: the supervisor writes
-the run directory. A learner that is killed loses what it has not told yet, some hundredths of a second of rows.
+The supervisor calls every learner (`SupervisorLink.exchange`): rows, steps and states go one way; others' steps, orders, shards and the
+reason to stop the other. A learner that is killed loses what it has not told yet, some hundredths of a second of rows.
 """
 
 import logging
@@ -17,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from laser_rl.cluster.calls import Answer, AnswerLost, LongPoll, awaited, ray
@@ -159,12 +156,8 @@ class RemoteLearner:
                 parameters = awaited(Answer(parameters[0]), WHO, "parameters from its learner")
             except (AnswerLost, TimeoutError):  # its learner has died, and took it along
                 return newer_than
-        # Into memory on a CPU without a copy in between, and without torch's warning of a read-only array.
-        with torch.no_grad():
-            if into.device.type == "cpu" and into.is_contiguous():
-                into.detach().numpy()[...] = parameters
-            else:
-                into.copy_(torch.tensor(parameters))
+        # By NumPy (a runner acts on a CPU): without a copy in between, and without torch's warning of a read-only array.
+        into.detach().numpy()[...] = parameters
         return version
 
     def shards(self) -> Sequence[ShardClient]:

@@ -7,22 +7,20 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from laser_rl.cluster.calls import ray
 from laser_rl.cluster.guard import ProcessGuard, children_with
 from laser_rl.cluster.placement import HeadLost
-from laser_rl.cluster.requirements import require_possible
 from laser_rl.cluster.supervisor import ClusterSupervisor, LockStep
+from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.rows import Sink
-from laser_rl.networks.build import TorsoSource
-from laser_rl.training.build import EnvironmentSource
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
-from laser_rl.training.member_training import Callback
+from laser_rl.training.launch import Around
+from laser_rl.training.process_handle import end_at_once
 from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.supervisor import require_by_name
 
@@ -36,26 +34,56 @@ TOKEN_FILE = Path("~/.ray/auth_token")
 
 
 def run_cluster(
-    cluster: ClusterSettings,
-    sweep: SweepConfig,
-    directory: RunDirectory | None,
-    *,
-    source: EnvironmentSource | None = None,
-    torso: TorsoSource | None = None,
-    sinks: Sequence[Sink] = (),
-    callbacks: Sequence[Callback] = (),
+    cluster: ClusterSettings, sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]
 ) -> Result:
     """Run a sweep on a cluster; ConfigError for what cannot be sent there, before anything is started."""
     if directory is None:
         raise ConfigError(
             "a sweep on a cluster needs a run directory: its checkpoints are all that outlives it; give one"
         )
-    require_by_name(sweep, source, torso, "on a cluster", "leave out cluster to use objects of your own")
+    require_by_name(sweep, "on a cluster", "leave out cluster to use objects of your own", **around)
     require_possible(sweep, cluster)
-    others = [sink for sink in sinks if sink is not directory.log]  # the supervisor writes into the log itself
     kind = LockStep if sweep.base.run.runtime == "serial" else ClusterSupervisor
     with joined(cluster.address):
-        return kind(sweep, directory, cluster, sinks=others, callbacks=callbacks).run()
+        return kind(sweep, directory, cluster, **around).run()
+
+
+def require_possible(sweep: SweepConfig, cluster: ClusterSettings) -> None:
+    """Refuse what a cluster cannot do, before anything is started."""
+    if sweep.stack == "on":
+        raise ConfigError(
+            "on a cluster each member has processes of its own, so they are not computed side by side; leave out --stack"
+        )
+    if sweep.base.run.devices > 1:
+        raise ConfigError(
+            f"run.devices {sweep.base.run.devices} are of one machine, and a learner of a cluster has one; leave out one of the two"
+        )
+    if sweep.processes != 1:
+        raise ConfigError(
+            f"--processes {sweep.processes} spreads a sweep over one machine, --cluster over several; leave out one of the two"
+        )
+    for config in sweep.configs:
+        if config.replay.fraction and config.replay.sampling != "uniform":
+            raise ConfigError(
+                "priorities are kept by one learner for one store, a cluster's replay lies in several; use --replay.sampling uniform"
+            )
+        if config.replay.fraction and config.network.memory != "none" and config.replay.state == "refresh":
+            raise ConfigError(
+                "a memory is refreshed by replaying whole episodes in order, which a cluster's replay does not do; "
+                "use --replay.state stored (with --replay.burn-in-steps), or leave out --cluster"
+            )
+    environment, runners = sweep.base.environment, cluster.runners
+    tasks = max(1, len(tasks_of(environment.id)))
+    if runners < 1 or environment.slots % (tasks * runners) * (tasks > 1) or runners > environment.slots:
+        slots = f"{environment.slots} slots" + (f" of {tasks} tasks" if tasks > 1 else "")
+        raise ConfigError(
+            f"{runners} runners cannot share the {slots} of a member; "
+            f"use --cluster-runners {max(1, environment.slots // tasks // 2)} or fewer, or more --environment.slots"
+        )
+    if sweep.base.run.runtime == "serial" and runners > 1:
+        raise ConfigError(
+            f"in lock-step (--runtime serial) a member has one runner, not {runners}; leave out --cluster-runners, or use --runtime local"
+        )
 
 
 @contextlib.contextmanager
@@ -73,20 +101,13 @@ def joined(address: str) -> Iterator[None]:
         # Ray would wait a minute for a head that is gone, and then crash this process. It also crashes an interpreter that ends, so
         # that our exit status would be lost; that is why the end is cut short.
         atexit.unregister(library.shutdown)
-        atexit.register(_end_at_once)
+        atexit.register(end_at_once, HeadLost.exit_status)
         raise
     finally:
         if not isinstance(sys.exception(), HeadLost):
             library.shutdown()
         if guard is not None:
             guard.close()
-
-
-def _end_at_once() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(HeadLost.exit_status)
 
 
 def _authenticate() -> bool:
@@ -102,7 +123,6 @@ def _authenticate() -> bool:
 
 
 def _connect(library: Any, address: str, *, own_token: bool) -> ProcessGuard | None:
-    """Join a cluster, or start one; the guard of one that was started."""
     # Ray starts its actors with a niceness of 15, so that anything else on the machine would go before them. Deliveries have
     # some 150 KB; by way of the object store, as Ray sends all above 100, they cost several calls more. Heard by a new cluster only.
     os.environ.setdefault("RAY_worker_niceness", "0")

@@ -15,18 +15,15 @@ from laser_rl.cluster.channels import RUNNERS, SUPERVISOR, News, RemoteDelivery,
 from laser_rl.cluster.runner import ActorEnded, ActorStart, ended
 from laser_rl.cluster.shard import ShardClient
 from laser_rl.cluster.sharded import AHEAD, Emptied, ShardedReplay
-from laser_rl.envs.records import EnvironmentSpec
-from laser_rl.gpu_streams import own_stream
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
-from laser_rl.training.build import learn
 from laser_rl.training.build_group import build_members
-from laser_rl.training.member_group import PinnedBatch
+from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_process import PUBLISH_S
 from laser_rl.training.member_training import MemberTraining, evaluate_last
 from laser_rl.training.pbt import Exploit, Standing
-from laser_rl.training.saving import load_learner, parsed, published
+from laser_rl.training.saving import load_published, parsed, published
 from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.training.stop import FINISHED, Stop
 from laser_rl.training.threads import gathered, learn_ahead
@@ -38,7 +35,6 @@ PUBLISH_SHARE, PUBLISH_MOST_S = 0.002, 60.0
 # Parameters likewise: a version costs object store and runners as much again. IMPALA's actors fetch once an unroll; an unroll
 # of Pong takes half a second, one of CartPole less than PARAMETERS_S: its runners act with older parameters. V-trace corrects that.
 PARAMETERS_S, PARAMETERS_SHARE, PARAMETERS_MOST_S = 0.1, 0.015, 0.5
-TAKE_S = 0.1
 IN_STEP_S = 600.0  # for the delivery of a step in lock-step
 PACED_S = 0.005  # between two looks at the others' steps
 EMPTY_S = 5.0  # with every shard lost; then new unrolls have to be taken, so that runners make more
@@ -47,8 +43,8 @@ EMPTY_S = 5.0  # with every shard lost; then new unrolls have to be taken, so th
 class RemoteActor:
     """In place of the `Actor` of a member whose runners are elsewhere, and of its environments: only what a learner asks of them."""
 
-    def __init__(self, spec: EnvironmentSpec, member: int) -> None:
-        self.spec, self.member, self.environments = spec, np.array([member]), self
+    def __init__(self, member: int) -> None:
+        self.member, self.environments = np.array([member]), self
         self.faults: Counter[str] = Counter()  # that the environments survived, since this learner began
 
     def counters(self, slots: NDArray[np.int64] | None = None) -> Mapping[str, int]:
@@ -70,7 +66,6 @@ class RemoteBatchSource:
         self._waiting = StallWarning(f"the learner of member {training.member.number}", "")
 
     def ready(self, timeout_s: float) -> bool:
-        """True if a batch can be filled, after waiting so long for unrolls at most."""
         mixer = self._training.member.mixer
         with self._lock:
             if mixer.ready():
@@ -107,7 +102,7 @@ class RemoteBatchSource:
                     self._training.member.mixer.fill(batch)
             except Emptied:
                 # Its online unrolls are used up. Runners wait for us to take some, and the replay for the runners.
-                while not self.ready(TAKE_S):
+                while not self.ready(0.1):
                     pass
             else:
                 return
@@ -167,7 +162,7 @@ class LearnerActor:
         [member] = build_members(start.sweep, numbers=[start.member], stores=stores)
         if not start.in_step:
             torch.set_num_threads(max(1, min(torch.get_num_threads(), start.threads)))
-        actor = RemoteActor(member.spec, start.member)
+        actor = RemoteActor(start.member)
         member.actor = cast("Actor", actor)
         self.training = MemberTraining(
             member,
@@ -177,20 +172,14 @@ class LearnerActor:
             budget=Budget(member.config.run.budget_minutes, spent_s=start.spent_s),
         )
         self.training.by_clock = self.training.by_clock or not start.in_step
-        # Steps that were made are made, whatever of their learning was lost.
-        state, training = parsed(start.state), self.training
-        load_learner(training, state.tensors, state.numbers)
-        training.steps = max(training.steps, start.steps)
-        self._applied: int = training.notes.get("applied", -1)
-        if training.steps or training.update:
-            training.announce("resumed")
-        self._link.move(training.steps)
+        load_published(self.training, start.state, start.steps)
+        self._link.move(self.training.steps)
         if store is not None:
             self.training.extra["shards"] = store.counters
         self._source = RemoteBatchSource(self.training, self._inbox, actor, self._link, start.slack)
         self._publish_parameters()
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)
-        self._batch: PinnedBatch | None = None
+        self._group = MemberGroup([member])  # for lock-step
 
     def _publish_parameters(self) -> None:
         learner = self.training.member.learner
@@ -215,7 +204,7 @@ class LearnerActor:
         self.training.between()
         if self._link.order is not None:
             exploit, [state] = self._link.order
-            if exploit.number > self._applied:
+            if not self.training.has_applied(exploit):
                 who, whom = f"member {self._start.member}", f"the state of member {exploit.donor}"
                 self.copy(exploit, awaited(Answer(state), who, whom))
         if self._publishing.due():
@@ -223,13 +212,11 @@ class LearnerActor:
 
     def copy(self, exploit: Exploit, donor: bytes) -> None:
         self.training.become(exploit, parsed(donor).tensors)
-        self._applied = exploit.number
         self._publish_parameters()
         self.publish()
 
     def publish(self) -> bytes:
         with self._publishing.measured():
-            self.training.notes["applied"] = self._applied
             state = published(self.training)
             self._link.publish(state)
         return state
@@ -254,12 +241,8 @@ class LearnerActor:
         return self.training.steps
 
     def learn(self) -> None:
-        member = self.training.member
-        while member.mixer.ready():
-            self._batch = self._batch or PinnedBatch.of(member, own_stream(member.learner.device, "uploading"))
-            self._batch.fill(member.mixer.fill)
-            with self._batch.read() as batch:
-                learn(member, batch, progress=self.training.progress)
+        while places := self._group.ready():
+            self._group.learn(places, [self.training.progress])
             self._publish_parameters()
             self.training.learned()
 

@@ -19,7 +19,6 @@ log = logging.getLogger("laser_rl.training")
 PLACE_S = 120.0
 KILLED = -9
 SHOWN = 2000  # characters of an error
-EVERY_S = 0.5
 HEAD_S = 30.0  # after which a head that does not answer is taken for dead; Ray itself ends this process after 60
 MOST_A_CORE = 64  # actors
 
@@ -39,7 +38,6 @@ class NodeWatch:
         threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
     def nodes(self) -> Sequence[str]:
-        """Their ids, in an order that stays."""
         return [node["NodeID"] for node in self._found]
 
     def resource(self, name: str) -> list[float]:
@@ -58,7 +56,7 @@ class NodeWatch:
         return sorted((node for node in ray().nodes() if node["Alive"]), key=lambda node: str(node["NodeID"]))
 
     def _run(self) -> None:
-        while not self._over.wait(EVERY_S):
+        while not self._over.wait(0.5):
             try:
                 found = self._alive()
             except Exception:  # noqa: S112 - whatever Ray raises then; the age of what was heard tells

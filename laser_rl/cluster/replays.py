@@ -19,6 +19,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Streams, write_segment
+from laser_rl.checkpoint.segments import follow
 from laser_rl.cluster.calls import AnswerLost, Backoff, LongPoll, awaited, kill
 from laser_rl.cluster.placement import NodeWatch
 from laser_rl.cluster.shard import ShardClient, ShardPlan, ShardReport
@@ -37,7 +38,6 @@ log = logging.getLogger("laser_rl.training")
 STEADY_S = 60.0  # a shard that dies sooner than this may do so again: too little memory, a node that is going
 NUMBERS = 10_000  # of shards, that each of several stores has to itself
 AT_ONCE = 1024  # unrolls in a segment; they are held uncompressed while it is written
-INSERT_S = 600.0
 WHO = "the checkpoint"
 
 
@@ -70,7 +70,7 @@ class ReplayFiles(Segments):
                 gathered = awaited(shard.gather(ids), WHO, str(shard), ANSWER_S)
                 unrolls, number = unpack(self._layout, unseal(self._layout, gathered.encoded)), self._base + self._next
                 if count := len(unrolls.member):
-                    previous = self._streams.follow(number, unrolls, oldest=self._base + self._first)
+                    previous = follow(self._streams, number, unrolls, oldest=self._base + self._first)
                     self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
                     self._next += count
                 self._until[shard.number] = int(ids[-1]) + 1
@@ -118,7 +118,7 @@ class ShardFiller:
                 at = (part + self._turn) % len(self._shards)
                 encoded = seal(pack(self.layout, Unrolls(*(field[rows] for field in unrolls))), self._codec)
                 answer = self._shards[at].insert("checkpoint", self._turn, encoded)
-                awaited(answer, WHO, f"{self._shards[at]} to take {len(rows)} unrolls", INSERT_S)
+                awaited(answer, WHO, f"{self._shards[at]} to take {len(rows)} unrolls", timeout_s=600.0)
         self._turn += 1
         self.next_id += len(unrolls.member)
 
@@ -249,8 +249,8 @@ class Replays:
         return [files.write() for files in self._files], self._directory.segments()
 
     def fill(self, loaded: Loaded) -> Mended | None:
-        fillers, ids = self._fillers(), loaded.state["replays"][: len(self._files)]
-        mended = fill_stores(loaded, list(zip(self._files, cast("list[Replay]", fillers), ids, strict=True)))
+        fillers = self._fillers()
+        mended = fill_stores(loaded, list(zip(self._files, cast("list[Replay]", fillers), strict=True)))
         for files, filler in zip(self._files, fillers, strict=True):
             files.reached(filler)
         return mended

@@ -1,8 +1,7 @@
 """One shard of the replay: it holds the unrolls that some runners delivered. Other processes call it through `ShardClient`.
 
-`Shard` is a plain class, of which `ShardClient.start` makes a Ray actor. It is thread safe: inserts, gathers and reports run in separate
-threads, so that none waits long for another. The store's lock is held while bytes are copied; compressed blocks are stored and sent
-without decompression. The store lies in shared memory: processes of the same machine may read it there (`lend`).
+`Shard` is a plain class, of which `ShardClient.start` makes a Ray actor. It is thread safe. Compressed blocks are stored and sent without
+decompression.
 
 A shard stores each delivery exactly once. Here a stream is what one `ReplayWriter` sends, one numbered delivery after the other. A shard
 knows the number of each stream's newest delivery, and ignores one that is sent again. Numbers and rows change under one lock, and both are

@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -15,15 +15,15 @@ from laser_rl.cluster.placement import HeadLost, MemberPlacement, NodeWatch, Sha
 from laser_rl.cluster.replays import Replays
 from laser_rl.cluster.runner import AT_ONCE, ActorStart
 from laser_rl.config import override
-from laser_rl.errors import UserError
-from laser_rl.metrics.rows import Sink, Value
+from laser_rl.metrics.rows import Value
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.build_group import build_members, one_layout
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for
+from laser_rl.training.launch import Around
 from laser_rl.training.member_process import States
-from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import Exploit, Standing, decide
+from laser_rl.training.process_handle import ProcessDied
 from laser_rl.training.saving import Written, parsed
 from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.stall import StepBarrier
@@ -37,14 +37,10 @@ LOOK_S, STEP_S = 0.2, 600.0
 class ClusterSupervisor(SweepSupervisor):
     """The supervisor's view of a sweep on a cluster that has been joined; see `SweepSupervisor` for the arguments."""
 
+    _look_s = LOOK_S
+
     def __init__(
-        self,
-        sweep: SweepConfig,
-        directory: RunDirectory,
-        cluster: ClusterSettings,
-        *,
-        sinks: Sequence[Sink] = (),
-        callbacks: Sequence[Callback] = (),
+        self, sweep: SweepConfig, directory: RunDirectory, cluster: ClusterSettings, **around: Unpack[Around]
     ) -> None:
         self.watch, members, base = NodeWatch(), len(sweep.settings), sweep.base
         self.in_step, self._shared = base.run.runtime == "serial", sweep.share == "shared"
@@ -68,7 +64,7 @@ class ClusterSupervisor(SweepSupervisor):
             parts = build_members(
                 _on(sweep, "cpu"), stores=None if self.replays is None else self.replays.views(members)
             )
-            super().__init__(sweep, directory, parts, self.known, sinks=sinks, callbacks=callbacks)
+            super().__init__(sweep, directory, parts, self.known, **around)
             self._begin()
             self.links.steps = self.known.steps.tolist()
             self._look_at_shards()
@@ -88,19 +84,14 @@ class ClusterSupervisor(SweepSupervisor):
         return shares_of(cpus, gpus, members=self.known.members, runners=run.runners, device=device)
 
     def _start(self, member: int) -> ActorStart:
-        state = self.known.get(member)
-        assert state is not None  # noqa: S101 - all are there before an actor is started
         return replace(
             self._run,
             member=member,
             steps=int(self.known.steps[member]),
-            state=state,
+            state=self.known.get(member),
             spent_s=self.budget.spent_s,
             shards=None if self.replays is None else self.links.shards[member],
         )
-
-    def _pause(self) -> None:
-        time.sleep(LOOK_S)
 
     def _watch(self) -> bool:
         self._require_head()
@@ -108,9 +99,9 @@ class ClusterSupervisor(SweepSupervisor):
         for place in self.placements:
             for what, with_updates in place.look(int(self.known.steps[place.member])):
                 values: dict[str, Value] = {}
-                if with_updates and (state := self.known.get(place.member)) is not None:
-                    since = int(self._updates[place.member]) - parsed(state).numbers["learner"]["version"]
-                    values["updates"] = max(0, since)
+                if with_updates:
+                    known = parsed(self.known.get(place.member)).numbers["learner"]["version"]
+                    values["updates"] = max(0, int(self._updates[place.member]) - known)
                 self._report_lost(what, values)
         self._look_at_shards()
         self._make_room()
@@ -207,12 +198,6 @@ def _slack(sweep: SweepConfig, runners: int) -> int:
     return max(steps, (TURNS_AHEAD + 1) * slots, 2 * runners * delivery)
 
 
-class StepLost(UserError):
-    """An actor of a run in lock-step is gone."""
-
-    exit_status = 4
-
-
 class LockStep(ClusterSupervisor):
     """A `ClusterSupervisor` in lock-step: members take turns in the order of a sweep in one process, through the same actors and shards.
 
@@ -222,9 +207,7 @@ class LockStep(ClusterSupervisor):
 
     _barrier: StepBarrier | None = None  # made when all actors are prepared
     _over = False  # the learners have ended
-
-    def _pause(self) -> None:
-        """There is always something to do."""
+    _look_s = 0.0  # there is always something to do
 
     def _watch(self) -> bool:
         self._require_head()
@@ -258,8 +241,7 @@ class LockStep(ClusterSupervisor):
         if self.pbt is None or self.sweep.pbt is None:
             return
         standing = [one for one, _ in looks]
-        since = [now.episodes - before for now, before in zip(standing, self.pbt.decided_at, strict=True)]
-        if max(since) < self.sweep.pbt.every_episodes:
+        if not self.pbt.is_due([one.episodes for one in standing], self.sweep.pbt):
             return
         exploits = decide(standing, [tuned for _, tuned in looks], self.sweep.pbt, self.pbt)
         donors = {exploit.donor: self._call(exploit.donor, "learner", "publish") for exploit in exploits}
@@ -305,7 +287,7 @@ class LockStep(ClusterSupervisor):
             try:
                 return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
             except AnswerLost as error:
-                raise StepLost(
+                raise ProcessDied(
                     f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint "
                     f"with: {command_for('resume', self.directory.path)}"
                 ) from None

@@ -137,7 +137,6 @@ def _marks(begins: NDArray[np.bool_], ends: NDArray[np.bool_]) -> list[list[tupl
 
 
 def outrun(store: Replay) -> ConfigError:
-    """Writers that are this much faster have replaced the whole store again and again."""
     return ConfigError(
         f"unrolls leave the replay before they can be read, again and again: it holds only {store.capacity} of them; "
         "raise --replay.capacity-steps"

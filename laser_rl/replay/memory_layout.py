@@ -26,10 +26,8 @@ Ids = NDArray[np.int64]
 Codec = Literal["raw", "zstd"]
 # More fields of a record: zero in the store, set in a batch.
 ONLINE, CARRIED, WEIGHT, ID = "online", "carried", "weight", "id"
-STATE = "state"
 OF_BATCH = {ONLINE: "bool", CARRIED: "bool", WEIGHT: "float32", ID: "int64"}
 ALIGNMENT = 64  # of a record: a cache line; every field starts at a multiple of 8 so that it can be viewed as its type
-FIELD_ALIGNMENT = 8
 
 
 class Shape(NamedTuple):
@@ -89,7 +87,7 @@ def shape_of(layout: UnrollLayout) -> Shape:
         names.append(name)
         formats.append((np.dtype(dtype), shape))
         offsets.append(at)
-        at = _up(at + prod(shape) * np.dtype(dtype).itemsize, FIELD_ALIGNMENT)
+        at = _up(at + prod(shape) * np.dtype(dtype).itemsize, 8)
     record = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": _up(at, ALIGNMENT)})
     (rows, *observation), dtype = layout.fields()["observation"]
     return Shape(record, prod(observation) * np.dtype(dtype).itemsize, rows, layout.stack)
@@ -133,7 +131,7 @@ def allocate(layout: UnrollLayout, columns: int, *, pin: bool = False, stacked: 
     """A zeroed batch to be filled over and over; its tensors are time-major views [T+1, B, ...] of unroll-major memory.
 
     With `stacked=False` its observation holds the single frames [context + T+1, B, ...]: a quarter of the bytes to gather and to
-    transfer, for `upload`, which stacks on the device.
+    transfer, for `DeviceBatch`, which stacks on the device.
     """
     sizes = shape_of(layout)
     rows, stack = (layout.steps + 1, sizes.stack) if stacked else (sizes.frame_rows, 1)
@@ -150,13 +148,13 @@ def views(layout: UnrollLayout, parts: Parts) -> Batch:
         dtype, offset = sizes.place(name)
         raw = parts.records[:, offset : offset + dtype.itemsize]
         field = raw.view(_torch_type(dtype.base)).reshape(columns, *dtype.shape)
-        fields[name] = field.transpose(0, 1) if dtype.shape and name != STATE else field  # a state has no rows
+        fields[name] = field.transpose(0, 1) if dtype.shape and name != "state" else field  # a state has no rows
     fields["is_first"] = fields["is_first"][layout.context :]
     return Batch(**fields)
 
 
 def parts_of(layout: UnrollLayout, batch: Batch) -> Parts:
-    """The blocks behind a batch of `allocate` or `upload`; ValueError for any other."""
+    """The blocks behind a batch of `allocate` or `DeviceBatch`; ValueError for any other."""
     sizes, columns = shape_of(layout), batch.online.shape[0]
     rows, frame = batch.observation.shape[0], sizes.frame_bytes
     frame *= sizes.stack if rows == layout.steps + 1 else 1
@@ -234,7 +232,7 @@ class DeviceBatch:
         for block in (*self._parts, self._stacks):
             block.record_stream(stream)
 
-    def copy_from(self, batch: Batch) -> None:
+    def copy_from(self, batch: Batch) -> Batch:
         """On the current stream. From pinned memory this does not wait: keep the batch as it is until the device has caught up."""
         for there, here in zip(self._parts, parts_of(self._layout, batch), strict=True):
             there.copy_(here, non_blocking=True)
@@ -243,13 +241,7 @@ class DeviceBatch:
             offset = sizes.place("is_first")[1]
             is_first = self._parts.records[:, offset : offset + sizes.frame_rows].view(torch.bool)
             stack_into(self._layout, self._parts.frames, is_first, self._stacks)
-
-
-def upload(layout: UnrollLayout, batch: Batch, device: torch.device | str) -> Batch:
-    """A batch of `allocate` on a device, in memory of its own; see `DeviceBatch.copy_from`."""
-    there = DeviceBatch(layout, batch, device)
-    there.copy_from(batch)
-    return there.batch
+        return self.batch
 
 
 def put_packed(layout: UnrollLayout, blocks: Iterable[Packed], batch: Batch, first_column: int) -> None:

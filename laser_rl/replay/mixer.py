@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +16,6 @@ from laser_rl.types import Array, Batch, UnrollLayout, Unrolls, empty_unrolls
 SAMPLER = "sampler."  # before the names of its state
 State = dict[str, Any]  # NumPy arrays, and numbers and strings as JSON has them
 Priorities = NDArray[np.float64]
-MemoryState = Literal["stored", "zero"]  # what the memory begins a drawn unroll with: the actor's state, or nothing
 
 
 class Sampler:
@@ -45,16 +44,14 @@ class Sampler:
 class UniformSampler(Sampler):
     """Draws unrolls of all members uniformly, with replacement."""
 
-    def __init__(self, store: Replay, state: MemoryState = "stored") -> None:
-        self._store, self._zero = store, state == "zero"
+    def __init__(self, store: Replay) -> None:
+        self._store = store
 
     def ready(self) -> bool:
         return len(self._store) > 0
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
         self._store.sample_into(count, random, batch, first_column)
-        if self._zero:
-            columns_of(self._store.layout, batch, first_column, count)["state"][...] = 0
 
 
 def columns_of(layout: UnrollLayout, batch: Batch, first: int, count: int) -> dict[str, Array]:
@@ -87,7 +84,7 @@ class Mixer:
 
     Every update consumes `new_unrolls_per_update` new unrolls; the newest of them are the online columns, and each is online
     once at most. All of them enter the store when they are offered. `store` is None where nothing is replayed; `sampler` draws
-    what is, uniformly if none is given.
+    what is, uniformly if none is given. With `zero_state` a memory begins what was drawn with nothing, not with the actor's state.
     """
 
     def __init__(
@@ -100,6 +97,7 @@ class Mixer:
         new_unrolls_per_update: int | None = None,
         min_unrolls: int = 1,
         sampler: Sampler | None = None,
+        zero_state: bool = False,
     ) -> None:
         least = max(1, counts.online)
         self.new_unrolls_per_update = least if new_unrolls_per_update is None else new_unrolls_per_update
@@ -113,7 +111,7 @@ class Mixer:
                 f"learning waits for {min_unrolls} unrolls, the replay holds {store.capacity}; lower --replay.warmup-steps"
             )
         self.layout, self.store, self.counts = layout, store if counts.replayed else None, counts
-        self._random = random
+        self._random, self._zero_state = random, zero_state
         self._min_unrolls = max(1, min_unrolls)
         self._pending: deque[Packed] = deque()  # of one unroll each
         self._sampler = Sampler() if self.store is None else sampler or UniformSampler(self.store)
@@ -148,7 +146,10 @@ class Mixer:
         if counts.online:
             put_packed(self.layout, consumed[-counts.online :], batch, first_column)
         self._settle()
-        self._sampler.fill(counts.replayed, self._random, batch, first_column + counts.online)
+        replayed = first_column + counts.online
+        self._sampler.fill(counts.replayed, self._random, batch, replayed)
+        if self._zero_state:
+            columns_of(self.layout, batch, replayed, counts.replayed)["state"][...] = 0
         self.filled += 1
 
     def prioritise(self, ids: ArrayLike, priority: ArrayLike) -> None:

@@ -8,7 +8,6 @@ from typing import Generic, TypeVar
 from laser_rl.errors import UserError
 
 POLL_S = 0.1  # how soon the thread sees that it is to stop
-CLOSE_S = 10.0
 Item = TypeVar("Item")  # a batch, or what a batch travels in
 
 
@@ -84,7 +83,7 @@ class Prefetcher(Generic[Item]):
     def give_back(self, batch: Item) -> None:
         self._empty.put(batch)
 
-    def close(self, timeout_s: float = CLOSE_S) -> None:
+    def close(self, timeout_s: float = 10.0) -> None:
         self._stop.set()
         self._empty.put(None)
         self._thread.join(timeout_s)

@@ -9,7 +9,7 @@ import torch
 from laser_rl.ops import priority as ops
 from laser_rl.replay.lanes import ATTEMPTS, NONE, outrun
 from laser_rl.replay.memory_layout import Ids
-from laser_rl.replay.mixer import MemoryState, Priorities, Sampler, State, columns_of
+from laser_rl.replay.mixer import Priorities, Sampler, State, columns_of
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import Batch
 
@@ -22,16 +22,8 @@ class Prioritised(Sampler):
     α is `exponent` (0 draws uniformly), β `importance_exponent` (1 corrects fully). Others may insert into the store at any time.
     """
 
-    def __init__(
-        self,
-        store: Replay,
-        *,
-        exponent: float,
-        importance_exponent: float,
-        uniform_share: float,
-        state: MemoryState = "stored",
-    ) -> None:
-        self._store, self._zero = store, state == "zero"
+    def __init__(self, store: Replay, *, exponent: float, importance_exponent: float, uniform_share: float) -> None:
+        self._store = store
         self._exponent, self._importance_exponent, self._uniform_share = exponent, importance_exponent, uniform_share
         # An unroll's place is that of its id in the ring; `owner` says whose priority lies there.
         self._owner = np.full(store.capacity, NONE, np.int64)
@@ -55,8 +47,6 @@ class Prioritised(Sampler):
                 continue
             fields: dict[str, Any] = columns_of(self._store.layout, batch, first_column, count)
             fields["weight"][:] = weight
-            if self._zero:
-                fields["state"][...] = 0
             return
         raise outrun(self._store)
 

@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
 
 from laser_rl.errors import ConfigError
 
@@ -29,13 +28,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 500e-6
 ASK_S = 0.1  # between two calls of `while_waiting`
 MOST_CREDIT_S = 1.0  # of one look: time in which this process was stopped itself is not the holder's
 PID, TAKEN = range(2)
-
-
-class Holder(NamedTuple):
-    """The process that has the lock, and the number of this acquisition."""
-
-    pid: int
-    taken: int
 
 
 class SharedLock:
@@ -76,10 +68,9 @@ class SharedLock:
             return False
         return True
 
-    def holder(self) -> Holder | None:
-        """The process that holds the lock; None if it is free. Only looks: one that was killed may still be named."""
-        pid = self._words[PID]
-        return Holder(pid, self._words[TAKEN]) if pid else None
+    def holder(self) -> tuple[int, int]:
+        """The pid that holds the lock, 0 if it is free, and the number of its acquisition. Only looks: the process may have been killed."""
+        return self._words[PID], self._words[TAKEN]
 
     def _wait(self) -> None:
         waited_s, asked_s, pause_s, said, now = 0.0, 0.0, FIRST_PAUSE_S, False, time.monotonic()
@@ -101,10 +92,10 @@ class SharedLock:
         log.warning("waited %.0f s for the lock of the replay; %s has it", min(waited_s, LOCK_S), self._who())
 
     def _who(self) -> str:
-        holder = self.holder()
-        if holder is None:
-            return "another process"
-        return "a thread of this process" if holder.pid == self._process else f"process {holder.pid}"
+        pid, _ = self.holder()
+        if pid == self._process:
+            return "a thread of this process"
+        return f"process {pid}" if pid else "another process"
 
     def _complaint(self) -> str:
         return (

@@ -60,10 +60,6 @@ class _Ring:
     def held(self) -> Ids:
         return np.arange(self._count[FIRST], self._count[NEXT]) % self._capacity
 
-    def compressed_bytes(self) -> int:
-        self._settle()
-        return self._count[COMPRESSED]
-
     def begin_at(self, first_id: int) -> None:
         """Of an empty ring. Between the two writes it ends before it begins: nothing is held, instead of rows never written."""
         self._settle()
@@ -121,7 +117,6 @@ class _Ring:
         return after if after + size <= len(self._room.blocks) else 0
 
     def _settle(self) -> None:
-        """Make again what a writer left half done."""
         if not self._count[UNSETTLED]:
             return
         self._count[NEXT] = max(self._count[NEXT], self._count[FIRST])  # it was in `begin_at`
@@ -202,11 +197,6 @@ class Replay:
     @property
     def nbytes(self) -> int:
         return self._room.nbytes
-
-    @property
-    def compressed_bytes(self) -> int:
-        with self.lock:
-            return self._ring.compressed_bytes()
 
     def begin_at(self, first_id: int) -> None:
         """Start an empty store at an id: then insert the unrolls of a checkpoint in order, and everything goes on as before."""

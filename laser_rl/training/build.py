@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -28,7 +28,7 @@ from laser_rl.networks.recurrent import state_size
 from laser_rl.ops.distributions import Family
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory_estimate import estimate, require_fits
-from laser_rl.replay.memory_layout import allocate, upload
+from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.mixer import Counts, Mixer, Sampler, UniformSampler
 from laser_rl.replay.prioritised import Prioritised
 from laser_rl.replay.store import Replay
@@ -116,27 +116,27 @@ def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None) -> 
         sampler=None if replay is None else _sampler(config, replay, counts.replayed),
         new_unrolls_per_update=config.loss.new_unrolls_per_update or None,
         min_unrolls=max(1, -(-config.replay.warmup_steps // layout.steps)),
+        zero_state=config.replay.state == "zero",
     )
 
 
 def _sampler(config: Config, replay: Replay, replayed: int) -> Sampler:
     settings, refresh = config.replay, config.network.memory != "none" and config.replay.state == "refresh"
-    state: Literal["stored", "zero"] = "zero" if settings.state == "zero" else "stored"
     if settings.sampling == "uniform":
-        return Lanes(replay, replayed) if refresh else UniformSampler(replay, state=state)
+        return Lanes(replay, replayed) if refresh else UniformSampler(replay)
     return Prioritised(
         replay,
         exponent=settings.priority_exponent,
         importance_exponent=settings.importance_exponent,
         uniform_share=settings.priority_uniform_share,
-        state=state,
     )
 
 
 def learn(member: Member, batch: Batch, *, progress: float) -> None:
+    """One update from a batch on the learner's device."""
     learner = member.learner
     with nullcontext() if member.ranks is None else member.ranks.updating(learner, progress):
-        learner.update(on_device(member, batch), progress=progress)
+        learner.update(batch, progress=progress)
     if learner.priorities is not None:
         ids, priority = (part.cpu().numpy() for part in learner.priorities)
         member.mixer.prioritise(ids, priority.astype(np.float64))
@@ -173,12 +173,6 @@ def batch_of(member: Member) -> Batch:
     return allocate(member.layout, member.config.loss.batch_unrolls, pin=gpu, stacked=not gpu)
 
 
-def on_device(member: Member, batch: Batch) -> Batch:
-    """The batch on the learner's device. A transfer may still be under way: do not change the batch before the update is done."""
-    device = member.learner.device
-    return batch if batch.online.device.type == device.type else upload(member.layout, batch, device)
-
-
 def slots_of(source: EnvironmentSource) -> int | None:
     """How many slots an environment that exists already has; None if it is only a way to make them."""
     if isinstance(source, gymnasium.vector.VectorEnv):
@@ -211,7 +205,6 @@ def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLa
 
 
 def build_replay(config: Config, layout: UnrollLayout, *, shared: bool = False) -> Replay | None:
-    """Refused beforehand if it does not fit into memory."""
     if not Counts.of(config.loss.batch_unrolls, config.replay.fraction).replayed:
         return None
     capacity, budget = config.replay.capacity_steps, config.replay.budget_bytes

@@ -56,9 +56,7 @@ def build_group(
             opened = build.open_environments(what, config.environment, seed=seed, lockstep=lockstep)
             failed.callback(opened.close)
         spec = None if opened is None else opened.spec
-        members = build_members(sweep, source, torso, numbers=numbers, stores=stores, spec=spec, ranks=True)
-        if members[0].ranks is not None:
-            failed.callback(members[0].ranks.close)
+        members = build_members(sweep, source, torso, numbers=numbers, stores=stores, spec=spec, failed=failed)
         if _to_stack(sweep, members):
             group = _vectorized(sweep, members, after)
         else:
@@ -76,9 +74,12 @@ def build_members(
     stores: Sequence[Replay] | None = None,
     shared: bool = False,
     spec: EnvironmentSpec | None = None,
-    ranks: bool = False,
+    failed: contextlib.ExitStack | None = None,
 ) -> list[build.Member]:
-    """Members without actors. Processes of a run share its replay (`shared`). With `ranks`, other devices learn too, if settings say so."""
+    """Members without actors. Processes of a run share its replay (`shared`).
+
+    Other devices learn too, if settings say so, where `failed` closes them should anything fail later.
+    """
     every = sweep.configs
     source = every[0].environment.id if source is None else source
     if not sweep.single and build.slots_of(source) is not None:
@@ -93,20 +94,16 @@ def build_members(
     elif stores is None:
         replays = [build.build_replay(next(iter(configs.values())), layout, shared=shared)] * len(configs)
     sources, team = len(every) + earlier_members(every[0]), None
-    if ranks and sweep.single and every[0].run.devices > 1:
+    if failed is not None and sweep.single and every[0].run.devices > 1:
         from laser_rl.training.ranks import Ranks  # noqa: PLC0415 - an agent on one device never needs it
 
         team = Ranks(every[0], spec, layout, build.device_of(every[0].run.device), torso=torso, sources=sources)
-    members = []
-    with contextlib.ExitStack() as failed:
-        if team is not None:
-            failed.callback(team.close)
-        for (number, config), replay in zip(configs.items(), replays, strict=True):
-            side = ALONE if team is None else team.team
-            learner = build.build_learner(config, spec, torso, sources=sources, team=side)
-            mixer = build.build_mixer(config, layout, replay)
-            members.append(build.Member(config, source, layout, spec, learner, replay, mixer, number, team))
-        failed.pop_all()
+        failed.callback(team.close)
+    members, side = [], ALONE if team is None else team.team
+    for (number, config), replay in zip(configs.items(), replays, strict=True):
+        learner = build.build_learner(config, spec, torso, sources=sources, team=side)
+        mixer = build.build_mixer(config, layout, replay)
+        members.append(build.Member(config, source, layout, spec, learner, replay, mixer, number, team))
     if sweep.pbt is not None:
         _require_copies(members)
     torch.set_num_threads(build.threads_of(every[0], members[0].learner.network))

@@ -23,7 +23,6 @@ from laser_rl.training import saving
 from laser_rl.training.files import CONFIG, LIMIT_BYTES, SETTINGS, SWEEP, described, read_sweep, require_same
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Run, Trainer
-from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.training")
 _MARKS = {CONFIG: {"environment", "network", "replay", "loss", "run"}, SWEEP: {"format", "base", "settings"}}
@@ -72,7 +71,7 @@ class RunDirectory:
     def save(self, trainer: Trainer) -> Path:
         """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
         states = [saving.member_state(training) for training in trainer.trainings]
-        replays = functools.partial(self.write_stores, trainer.stores, trainer.group.members[0].layout)
+        replays = functools.partial(self.write_stores, trainer.stores)
         return self.write(trainer, states, replays, trainer.group.actor_state())
 
     def write(
@@ -108,7 +107,7 @@ class RunDirectory:
                 trainer.announce("resumed")
             return False
         with fitting(loaded.path):
-            mended = self.fill(trainer.stores, trainer.group.members[0].layout, loaded)
+            mended = self.fill(trainer.stores, loaded)
             for number, member in enumerate(trainer.trainings):
                 tensors = grouped(loaded.tensors[member_name(number)])
                 saving.load_member(member, tensors, loaded.state["members"][number])
@@ -121,17 +120,15 @@ class RunDirectory:
             trainer.write("event", {"event": saving.MENDED, **mended.values})
         return True
 
-    def write_stores(self, stores: Sequence[Replay], layout: UnrollLayout) -> saving.Written:
-        ids = [self._files_of(number, layout).write(store) for number, store in enumerate(stores)]
+    def write_stores(self, stores: Sequence[Replay]) -> saving.Written:
+        ids = [self._files_of(number, store).write(store) for number, store in enumerate(stores)]
         return ids, self.segments()
 
     def segments(self) -> tuple[SegmentEntry, ...]:
         return tuple(entry for files in self._segments.values() for entry in files.entries)
 
-    def fill(self, stores: Sequence[Replay], layout: UnrollLayout, loaded: Loaded) -> Mended | None:
-        ids = loaded.state["replays"]
-        every = [(self._files_of(number, layout), store, ids[number]) for number, store in enumerate(stores)]
-        return saving.fill_stores(loaded, every)
+    def fill(self, stores: Sequence[Replay], loaded: Loaded) -> Mended | None:
+        return saving.fill_stores(loaded, [(self._files_of(*one), one[1]) for one in enumerate(stores)])
 
     def close(self) -> None:
         self.log.close()
@@ -141,8 +138,8 @@ class RunDirectory:
         """Put files of a store that another process writes into every checkpoint from now on; they go back with one that fails."""
         self._segments[store] = files
 
-    def _files_of(self, store: int, layout: UnrollLayout) -> saving.Segments:
-        return self._segments.setdefault(store, saving.Segments(self.path, layout, store))
+    def _files_of(self, number: int, store: Replay) -> saving.Segments:
+        return self._segments.setdefault(number, saving.Segments(self.path, store.layout, number))
 
 
 def _require_usable(path: Path, settings: str | None, *, fresh: bool) -> None:

@@ -105,9 +105,15 @@ def trained_of(member: build.Member, steps: int) -> Trained:
 
 def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
     """What the newest checkpoint of a run or of a sweep holds for a `chosen_member`; no replay is loaded."""
-    number = chosen_member(run_dir, member)
-    # Played where we are, not where it was trained.
-    return trained_from(newest(run_dir), read_sweep(run_dir).configs[number or 0], number, build.device_of("auto"))
+    number, loaded = chosen_member(run_dir, member), newest(run_dir)
+    config, spec = read_sweep(run_dir).configs[number or 0], spec_in(loaded, number)
+    here = build.device_of("auto")  # played here, wherever it was trained
+    network = build.seeded_network(config, spec, None).to(here)
+    with fitting(loaded.path):
+        load_network(network, grouped(loaded.tensors[member_name(number or 0)])["network"])
+    require_finite(loaded.path, network)
+    torch.set_num_threads(build.threads_of(config, network))
+    return Trained(network, config, spec, config.environment.id, loaded.step)
 
 
 def newest(run_dir: Path, replay: ReplayCheck = "unread") -> Loaded:
@@ -130,16 +136,6 @@ def spec_in(loaded: Loaded, number: int | None) -> EnvironmentSpec:
     """What the environment looks like, as a checkpoint says it: it is not opened."""
     with fitting(loaded.path):
         return read_spec(loaded.state["members"][number or 0]["spec"].encode())
-
-
-def trained_from(loaded: Loaded, config: Config, number: int | None, device: torch.device) -> Trained:
-    spec = spec_in(loaded, number)
-    network = build.seeded_network(config, spec, None).to(device)
-    with fitting(loaded.path):
-        load_network(network, grouped(loaded.tensors[member_name(number or 0)])["network"])
-    require_finite(loaded.path, network)
-    torch.set_num_threads(build.threads_of(config, network))
-    return Trained(network, config, spec, config.environment.id, loaded.step)
 
 
 def require_finite(path: Path, network: AgentNetwork) -> None:
@@ -216,7 +212,7 @@ class MemberResult(Trained):
 
 @dataclass(frozen=True)
 class Result:
-    """How a run of one agent, or a sweep, ended."""
+    """How a run of one agent, or a sweep, ended: `steps` of the slowest member, `updates` of all together."""
 
     members: tuple[MemberResult, ...]
     exploits: tuple[Exploit, ...]
@@ -225,12 +221,10 @@ class Result:
 
     @property
     def steps(self) -> int:
-        """Of the slowest member."""
         return min(member.steps for member in self.members)
 
     @property
     def updates(self) -> int:
-        """Of all members together."""
         return sum(member.updates for member in self.members)
 
     def best(self) -> MemberResult:

@@ -32,7 +32,6 @@ FORMAT = 1
 Frame = NDArray[np.uint8]  # [height, width, 3]
 MOST_FRAMES, FRAMES_PER_SECOND = 1800, 30  # of a short film: a minute
 GIF_FRAMES = 3000
-_FFMPEG_S = 60.0
 
 
 class FilmFailed(UserError):
@@ -120,7 +119,6 @@ def _play(
     stride: int,
     most_frames: float,
 ) -> Iterator[Frame]:
-    """The pictures of an episode; `went` is kept up to date."""
     if trained.spec.observation.mask and not in_space(env.observation_space):
         env = MaskInObservation(env)
     spec, (sees, acts) = spec_of(env.observation_space, env.action_space, trained.environment.id)
@@ -183,7 +181,7 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
             except BrokenPipeError:  # its status tells
                 break
         with contextlib.suppress(subprocess.TimeoutExpired):
-            ffmpeg.communicate(timeout=_FFMPEG_S)
+            ffmpeg.communicate(timeout=60.0)
     finally:
         ffmpeg.kill()
         ffmpeg.communicate()

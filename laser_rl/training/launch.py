@@ -60,12 +60,8 @@ def _train_in_processes(sweep: SweepConfig, directory: RunDirectory | None, **ar
 
     if directory is None:
         raise ConfigError("a run in processes of its own needs a run directory: they meet there; give one")
-    objects = around.get("source"), around.get("torso")
-    require_by_name(sweep, *objects, "over several processes", "use processes=1 with objects of your own")
-    # The processes write into the log themselves.
-    sinks = [sink for sink in around.get("sinks", ()) if sink is not directory.log]
-    callbacks = around.get("callbacks", ())
-    return ProcessSupervisor(sweep, directory, process_count(sweep), sinks=sinks, callbacks=callbacks).run()
+    require_by_name(sweep, "over several processes", "use processes=1 with objects of your own", **around)
+    return ProcessSupervisor(sweep, directory, process_count(sweep), **around).run()
 
 
 def _train_here(sweep: SweepConfig, directory: RunDirectory | None, **around: Unpack[Around]) -> Result:

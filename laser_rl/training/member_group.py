@@ -9,17 +9,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, cuda
 
+from laser_rl.agent.actor import ActorStep
 from laser_rl.agent.parallel import ALONE
 from laser_rl.agent.parameters import FlatParameters
 from laser_rl.gpu_streams import Handover, on, own_stream
 from laser_rl.replay.memory_layout import DeviceBatch
 from laser_rl.training.build import Member, batch_of, learn
-from laser_rl.types import Batch, Episode, UnrollLayout, Unrolls
+from laser_rl.types import Batch, UnrollLayout
 
 if TYPE_CHECKING:
     from laser_rl.training.member_process import GpuSemaphore
@@ -128,15 +129,6 @@ class ThreadMailbox:
         return newer_than
 
 
-class MemberSteps(NamedTuple):
-    """What one member did in one turn."""
-
-    place: int  # in the group, not its number in the sweep
-    steps: int
-    episodes: list[Episode]
-    unrolls: Unrolls | None
-
-
 class MemberGroup:
     """Some members of a run, all in this process and on one device. Each has environments of its own and takes its turn.
 
@@ -175,7 +167,8 @@ class MemberGroup:
                     mailbox = ThreadMailbox(member.learner.flat.value, member.learner.version)
                     self._following[place] = FlatParameters(member.acting), mailbox
 
-    def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
+    def act(self, among: Sequence[bool]) -> Iterator[tuple[int, ActorStep]]:
+        """What each member did that may act, with its place in the group."""
         for place, member in enumerate(self.members):
             if not among[place]:
                 continue
@@ -186,7 +179,7 @@ class MemberGroup:
                 else:
                     member.actor.version = following[1].collect(following[0].value, member.actor.version)
                 taken = member.actor.step()
-            yield MemberSteps(place, taken.steps, taken.episodes, taken.unrolls)
+            yield place, taken
 
     def ready(self) -> list[int]:
         return [place for place, member in enumerate(self.members) if member.mixer.ready()]

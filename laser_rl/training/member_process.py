@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import cuda
 
 from laser_rl.envs.records import carve, size_of
-from laser_rl.gpu_streams import wait_for
+from laser_rl.gpu_streams import marked, wait_for
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
@@ -29,14 +28,13 @@ from laser_rl.training.launch import run
 from laser_rl.training.member_training import Locks, MemberTraining, held
 from laser_rl.training.pbt import Exploit, exploit_of
 from laser_rl.training.process_handle import shared_memory
-from laser_rl.training.saving import load_learner, parsed, published
+from laser_rl.training.saving import load_published, parsed, published
 from laser_rl.training.settings import settings_from
 from laser_rl.training.stall import StallWarning
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import UnrollLayout
 
 LOOK_S = 0.05
-TRIES = 100
 TAKE_S = 1e-4  # between two looks for a place
 PUBLISH_S = 1.0  # so much of a member's learning is lost if its process is killed; with large networks more:
 # these are published more seldom, so that it takes no more of the time than this.
@@ -50,8 +48,9 @@ class States:
         self.members, self.steps = members, np.zeros(members, np.int64)
         self._newest: dict[int, bytes] = {}
 
-    def get(self, member: int) -> bytes | None:
-        return self._newest.get(member)
+    def get(self, member: int) -> bytes:
+        """Nothing, if none was published."""
+        return self._newest.get(member, b"")
 
     def put(self, member: int, data: bytes) -> None:
         self._newest[member] = data
@@ -88,11 +87,11 @@ class SharedStateStore(States):
         self._length[member, place], self._checksum[member, place] = len(data), zlib.crc32(data)
         self._current[member] += 1  # last: until here the old one counts
 
-    def get(self, member: int) -> bytes | None:
-        for _ in range(TRIES):
+    def get(self, member: int) -> bytes:
+        for _ in range(100):
             current = int(self._current[member])
             if not current:
-                return None
+                return b""
             place = current % 2
             data = self._boxes[member, place, : int(self._length[member, place])].tobytes()
             # Two newer ones while we read would have gone over this one.
@@ -119,9 +118,7 @@ class GpuSemaphore:
         try:
             yield
             if device.type == "cuda":
-                event = cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(cuda.current_stream(device))
-                wait_for(event, "a learner", "its update on the card")
+                wait_for(marked(device), "a learner", "its update on the card")
         finally:
             fcntl.lockf(self.handle, fcntl.LOCK_UN, 1, place)
 
@@ -160,7 +157,6 @@ class ProcessTrainer(Trainer):
                 settle()
                 for training, exploit, donor in copies:
                     training.become(exploit, parsed(donor).tensors)
-                    training.notes["applied"] = exploit.number
                 self.save()
 
     def _listen(self) -> None:
@@ -174,10 +170,8 @@ class ProcessTrainer(Trainer):
         self._looked, found = time.monotonic(), []
         for training in self.trainings:
             order = self._orders.get(training.member.number)
-            exploit = None if order is None else exploit_of(json.loads(order))
-            if exploit is not None and exploit.number > training.notes.get("applied", -1):
-                donor = self.board.get(exploit.donor)
-                found += [] if donor is None else [(training, exploit, donor)]
+            if order and not training.has_applied(exploit := exploit_of(json.loads(order))):
+                found.append((training, exploit, self.board.get(exploit.donor)))
         return found
 
     def save(self, *, last: bool = True) -> None:
@@ -186,16 +180,12 @@ class ProcessTrainer(Trainer):
                 self.board.put(training.member.number, published(training))
 
     def go_on(self) -> None:
-        """Load the newest states of the members here, and reset all environments; steps that were made are made, whatever was learned."""
+        """Load the newest states of the members here, and reset all environments."""
         for place, training in enumerate(self.trainings):
             data, made = self.board.get(training.member.number), int(self.board.steps[training.member.number])
-            if data is None:
-                continue
-            load_learner(training, *parsed(data))
-            training.steps = max(training.steps, made)
-            if training.steps or training.update:
-                training.announce("resumed")
-            self.pace.move(place, training.steps)
+            if data:
+                load_published(training, data, made)
+                self.pace.move(place, training.steps)
         stores = [member.replay for member in self.group.members]
         written = {number for store in stores if store is not None for number in store.composition()}
         self.group.begin(recorded=any(member.number in written for member in self.group.members))

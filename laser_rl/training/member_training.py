@@ -84,7 +84,7 @@ class MemberTraining:
         self.window = EpisodeWindow(member.spec.tasks)
         self._episodes = EpisodeRows()
         self.evaluations: list[tuple[int, EvalResult]] = []
-        self.notes: dict[str, int] = {}  # of the process that runs this member, kept with its state
+        self.notes: dict[str, int] = {}  # kept with its state: the last copy that was made, an evaluation that is due
         self._evaluation_was_due = False
         self.moved: Callable[[int], None] = lambda steps: None  # hears how many steps are done
         self.extra: dict[str, Callable[[], dict[str, float]]] = {}  # more numbers for every row of metrics
@@ -146,7 +146,7 @@ class MemberTraining:
             self.stop.request(FINISHED)
 
     def _ended(self, episode: Episode) -> None:
-        spec = self.member.environments.spec
+        spec = self.member.spec
         task = spec.task_of(episode.slot)
         self.window.add(episode.raw_return, task)
         values = {"return": episode.raw_return, "length": episode.length, "slot": episode.slot}
@@ -275,10 +275,14 @@ class MemberTraining:
             evaluation=self.evaluations[-1][1] if self.evaluations else None,
         )
 
+    def has_applied(self, exploit: Exploit) -> bool:
+        return exploit.number <= self.notes.get("applied", -1)
+
     def become(self, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
         self.member.learner.adopt(tensors)
         self.member.learner.tune(exploit.after)
         self.window.forget()
+        self.notes["applied"] = exploit.number
         values: dict[str, Value] = {"donor": exploit.donor, "score": exploit.score, "donor_score": exploit.donor_score}
         values |= {f"before_{name}": value for name, value in exploit.before.items()}
         values |= {f"after_{name}": value for name, value in exploit.after.items()}

@@ -114,6 +114,10 @@ class PbtState:
         self.history: list[Exploit] = []
         self.random = np.random.Generator(np.random.PCG64(seed))
 
+    def is_due(self, episodes: Sequence[int], config: PbtConfig) -> bool:
+        """Whether a member has to decide now; asked in every turn, so the usual answer has to be quick."""
+        return max(now - before for now, before in zip(episodes, self.decided_at, strict=True)) >= config.every_episodes
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "decided_at": list(self.decided_at),

@@ -17,7 +17,6 @@ from laser_rl.errors import ConfigError, EnvironmentEnded, UserError
 from laser_rl.training.stop import deaf
 
 log = logging.getLogger("laser_rl.training")
-KILL_S = 30.0
 MOST_RESTARTS = 5  # without a step of its members in between
 ENVIRONMENT_ENDED = 6  # the status of a process whose environment asked the program to end
 IN_VAIN = frozenset({0, ConfigError.exit_status, ENVIRONMENT_ENDED})  # another start would end in the same way
@@ -30,7 +29,7 @@ ENTRY = (
 
 
 class ProcessDied(UserError):
-    """A process of the sweep dies again and again."""
+    """A process of the sweep is gone, and is not replaced: it dies again and again, or members act in lock-step."""
 
     exit_status = 4
 
@@ -75,10 +74,14 @@ def run_child(module: str, start: int) -> NoReturn:
     except (UserError, TimeoutError) as error:  # a TimeoutError names the lock or the member that blocked this one
         print(f"laser: {error}", file=sys.stderr)
         status = ENVIRONMENT_ENDED if isinstance(error, EnvironmentEnded) else getattr(error, "exit_status", 1)
+    # All is closed. What Python takes apart on its way out takes seconds, and may wait for processes that are gone.
+    end_at_once(status)
+
+
+def end_at_once(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the parent may be gone
             stream.flush()
-    # All is closed. What Python takes apart on its way out takes seconds, and may wait for processes that are gone.
     os._exit(status)
 
 
@@ -86,7 +89,7 @@ def kill_tree(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    process.wait(KILL_S)
+    process.wait(30.0)
 
 
 class ProcessHandle:

@@ -31,7 +31,6 @@ from laser_rl.trust import Trust
 
 log = logging.getLogger("laser_rl.training")
 LAST_FILM_S = 60.0  # of the last parameters, when all else is done
-KILL_S = 10.0
 SAY = "laser enjoy makes one by hand"
 LOOK_S = 1.0
 
@@ -71,7 +70,7 @@ class Recording:
         self._process.kill()  # ffmpeg ends by itself when its input ends
         self._end_input()
         with contextlib.suppress(subprocess.TimeoutExpired):  # not even a process that cannot die holds the run up
-            self._process.wait(KILL_S)
+            self._process.wait(10.0)
         with contextlib.suppress(OSError):
             videos.remove_unfinished(self._run_dir)
 

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import Loaded, Mended, Salvage, SegmentEntry, Streams, read_segment, write_segment
+from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Streams, read_segment, write_segment
 from laser_rl.checkpoint.guarded import fitting
+from laser_rl.checkpoint.salvage import salvage
+from laser_rl.checkpoint.segments import follow
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config
 from laser_rl.envs.records import write_spec
@@ -73,6 +75,14 @@ def published(training: MemberTraining) -> bytes:
     return packed(member_state(training))
 
 
+def load_published(training: MemberTraining, data: bytes, made: int) -> None:
+    """Go on from a published state. Steps that were `made` since are made, whatever of their learning was lost."""
+    load_learner(training, *parsed(data))
+    training.steps = max(training.steps, made)
+    if training.steps or training.update:
+        training.announce("resumed")
+
+
 def packed(state: MemberState) -> bytes:
     """A member's state for other processes: all but its actor and the unrolls that wait for an update."""
     tensors = {**state.tensors, "mixer": {name: array[:0] for name, array in state.tensors["mixer"].items()}}
@@ -107,7 +117,7 @@ class Segments:
                 first, self.entries = begin, []
             start = begin + len(unrolls.member)
             number = self._base + begin
-            previous = self._streams.follow(number, unrolls, oldest=self._base + first)
+            previous = follow(self._streams, number, unrolls, oldest=self._base + first)
             if len(unrolls.member):
                 self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
         return {"first_id": first, "next_id": last}
@@ -130,20 +140,19 @@ class Segments:
         broken, mended = {entry.name for entry in self.entries} & set(damaged), None
         if broken:
             bounds = {"first_id": self._base + first, "next_id": self._base + end}
-            salvage = Salvage(self._folder, self.entries, broken, self._layout, **bounds)
+            mended, left = salvage(self._folder, self.entries, broken, self._layout, **bounds)
             # New numbers, after all that were ever given: files of older checkpoints keep theirs.
             self.entries = []
             replay.begin_at(end)
-            for block in salvage.unrolls():
+            for block in left:
                 replay.insert(block)
-            mended = salvage.mended
             first, end = end, end + mended.kept
         else:
             replay.begin_at(first)
             for entry in self.entries:
                 for number, block in read_segment(self._folder, entry, self._layout, first_id=self._base + first):
                     replay.insert(block)
-                    self._streams.follow(number, block)
+                    follow(self._streams, number, block)
         if (replay.first_id, replay.next_id) != (first, end):
             raise ConfigError(
                 f"the replay on disk holds unrolls {first} to {end - 1}, but only "
@@ -161,10 +170,10 @@ def _exported(replay: Replay, begin: int, end: int) -> tuple[int, Unrolls]:
     raise outrun(replay)
 
 
-def fill_stores(loaded: Loaded, stores: Sequence[tuple[Segments, Replay, Mapping[str, int]]]) -> Mended | None:
+def fill_stores(loaded: Loaded, stores: Sequence[tuple[Segments, Replay]]) -> Mended | None:
     """Load the replays of a checkpoint; of damaged ones what can be read, with a warning that names what is lost."""
-    names = {problem.path.name for problem in loaded.damaged}
-    found = [files.fill(replay, loaded.segments, ids, names) for files, replay, ids in stores]
+    names, ids = {problem.path.name for problem in loaded.damaged}, loaded.state["replays"]
+    found = [files.fill(replay, loaded.segments, ids[at], names) for at, (files, replay) in enumerate(stores)]
     mended = [one for one in found if one is not None]
     if not mended:
         return None

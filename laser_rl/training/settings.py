@@ -242,7 +242,6 @@ class ClusterSettings:
 
 
 def cluster_of(address: str | None, runners: int) -> ClusterSettings | None:
-    """From flags or arguments; ConfigError if runners are asked for without a cluster."""
     if address is None and runners != 1:
         raise ConfigError(
             f"{runners} runners a member were asked for, but no cluster; add --cluster auto, or leave out --cluster-runners"

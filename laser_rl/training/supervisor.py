@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -23,18 +24,18 @@ from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
-from laser_rl.metrics.rows import Kind, Sink, Value
-from laser_rl.networks.build import TorsoSource
+from laser_rl.metrics.rows import Kind, Value
 from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
-from laser_rl.training.build import EnvironmentSource, Member
+from laser_rl.training.build import Member
 from laser_rl.training.build_group import build_members
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Result
 from laser_rl.training.files import has_ended
+from laser_rl.training.launch import Around
 from laser_rl.training.member_process import GpuSemaphore, SharedStateStore, States
-from laser_rl.training.member_training import Callback, MemberTraining, Progress
+from laser_rl.training.member_training import MemberTraining, Progress
 from laser_rl.training.pbt import Exploit, order_of
 from laser_rl.training.process_handle import ProcessHandle
 from laser_rl.training.saving import MENDED, MemberState, Written, load_learner, packed, parsed, published, warm_start
@@ -58,21 +59,22 @@ class SweepSupervisor(Run, ABC):
     Nothing acts or learns with its `members`. `sinks` get the rows that the members write into the log of the `directory`.
     """
 
+    _look_s = LOOK_S  # between two looks at the members
+
     def __init__(
         self,
         sweep: SweepConfig,
         directory: RunDirectory,
         members: Sequence[Member],
         states: States,
-        *,
-        sinks: Sequence[Sink] = (),
-        callbacks: Sequence[Callback] = (),
+        **around: Unpack[Around],
     ) -> None:
-        super().__init__(
-            sweep, [MemberTraining(member) for member in members], [directory.log], Stop(), self._checkpoint
-        )
-        self.sweep, self.directory, self.members = sweep, directory, members
-        self._states, self._others, self._callbacks = states, list(sinks), list(callbacks)
+        trainings = [MemberTraining(member) for member in members]
+        super().__init__(sweep, trainings, [directory.log], Stop(), self._checkpoint)
+        self.sweep, self.directory, self.members, self._states = sweep, directory, members, states
+        # The supervisor or the members themselves write into the log.
+        self._others = [sink for sink in around.get("sinks", ()) if sink is not directory.log]
+        self._callbacks = around.get("callbacks", ())
         self._ended, self._saved_end = False, False  # all members have done their steps, and that was saved
         self._offset = directory.log.path.stat().st_size  # rows before it have been passed on
         self._surveys = DutyCycle(2.0, share=0.05, most_s=60.0)  # large states are read more seldom
@@ -91,14 +93,11 @@ class SweepSupervisor(Run, ABC):
     @abstractmethod
     def _tell(self, exploit: Exploit) -> None: ...
 
-    def _pause(self) -> None:
-        time.sleep(LOOK_S)
-
     def _write_replays(self) -> Written:
-        return self.directory.write_stores(self.stores, self.members[0].layout)
+        return self.directory.write_stores(self.stores)
 
     def _fill_replays(self, loaded: Loaded) -> Mended | None:
-        return self.directory.fill(self.stores, self.members[0].layout, loaded)
+        return self.directory.fill(self.stores, loaded)
 
     def _warm_start(self) -> None:
         for store in self.stores:
@@ -113,7 +112,7 @@ class SweepSupervisor(Run, ABC):
         try:
             with signals(self.stop):
                 while not self._look():
-                    self._pause()
+                    time.sleep(self._look_s)
                 self._pass_rows()
                 self._survey()
                 interrupted = self.stop.interrupted
@@ -142,23 +141,18 @@ class SweepSupervisor(Run, ABC):
         if due:
             self.save(last=False)
 
-    def _state(self, number: int) -> MemberState:
-        data = self._states.get(number)
-        assert data is not None  # noqa: S101 - all are there before any member is started
-        return parsed(data)
-
     def _load_published(self) -> None:
         """Load what is published into the copies, one by one: large states are not held together."""
         ended = []
         for number, training in enumerate(self.trainings):
-            state = self._state(number)
+            state = parsed(self._states.get(number))
             ended.append(has_ended(state.numbers["training"]))
             load_learner(training, state.tensors, state.numbers)
             training.steps = int(self._states.steps[number])
         self._ended = all(ended)
 
     def _applied(self, exploit: Exploit) -> bool:
-        return exploit.number <= self.trainings[exploit.member].notes.get("applied", -1)
+        return self.trainings[exploit.member].has_applied(exploit)
 
     def _exploit(self) -> None:
         """Decide on what is published, and see to it that what was decided is done: a member that was killed is told again."""
@@ -198,7 +192,7 @@ class SweepSupervisor(Run, ABC):
 
     def _checkpoint(self) -> Path:
         """A checkpoint of what is published; open episodes and unrolls under way are not in it."""
-        states = [self._state(number) for number in range(self._states.members)]
+        states = [parsed(self._states.get(number)) for number in range(self._states.members)]
         for number, state in enumerate(states):
             state.numbers["training"]["steps"] = int(self._states.steps[number])
         return self.directory.write(self, states, self._write_replays, {})
@@ -233,9 +227,8 @@ class SweepSupervisor(Run, ABC):
             self.write("event", {"event": MENDED, **mended.values})
 
 
-def require_by_name(
-    sweep: SweepConfig, source: EnvironmentSource | None, torso: TorsoSource | None, where: str, instead: str
-) -> None:
+def require_by_name(sweep: SweepConfig, where: str, instead: str, **around: Unpack[Around]) -> None:
+    source, torso = around.get("source"), around.get("torso")
     functions = [name for one in sweep.configs for name in (one.loss.trust, one.optimiser.schedule)]
     passed = any(name.startswith(HERE) for name in functions)
     if (source is not None and not isinstance(source, str)) or torso is not None or passed:
@@ -248,21 +241,13 @@ def require_by_name(
 class ProcessSupervisor(SweepSupervisor):
     """The parent's view of a run over `count` processes."""
 
-    def __init__(
-        self,
-        sweep: SweepConfig,
-        directory: RunDirectory,
-        count: int,
-        *,
-        sinks: Sequence[Sink] = (),
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
+    def __init__(self, sweep: SweepConfig, directory: RunDirectory, count: int, **around: Unpack[Around]) -> None:
         members = build_members(sweep, shared=True)
         largest = max(len(published(MemberTraining(member))) for member in members)
         # Counters, windows of all tasks and settings take up to 100 kilobytes, a return of an evaluation less than 64 bytes.
         numbers = (1 << 18) + 64 * sweep.base.run.evaluate_episodes
         self.board, self.orders = (SharedStateStore(len(members), size) for size in (2 * largest + numbers, 1 << 14))
-        super().__init__(sweep, directory, members, self.board, sinks=sinks, callbacks=callbacks)
+        super().__init__(sweep, directory, members, self.board, **around)
         self._begin()
         self.budget.tick()  # for all processes, also those that are started again later
         on_card = count > 1 and members[0].learner.device.type == "cuda"
@@ -309,8 +294,7 @@ class ProcessSupervisor(SweepSupervisor):
     def _relieve(self) -> None:
         """Name a process that blocks the others, and kill it in the end; also while this process waits for a replay's lock itself."""
         limit_s = REPLACE_S if self.stop.reason is None else HASTE_S
-        holders = [store.lock.holder() for store in self.stores if isinstance(store.lock, SharedLock)]
-        taken = {holder.pid: holder.taken for holder in holders if holder is not None}
+        taken = dict(store.lock.holder() for store in self.stores if isinstance(store.lock, SharedLock))
         before, self._blocking = self._blocking, {}
         for process in self.processes:
             pid, stopped = process.pid, process.stopped

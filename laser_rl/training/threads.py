@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import cuda
 
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.parameters import FlatParameters
-from laser_rl.gpu_streams import on, own_stream, wait_for
+from laser_rl.gpu_streams import marked, on, own_stream, wait_for
 from laser_rl.replay.prefetcher import Exhausted, Prefetcher
 from laser_rl.training.build import Member, keep_in_step, learn
 from laser_rl.training.member_group import UNDER_WAY, PinnedBatch, ThreadMailbox
@@ -55,9 +54,9 @@ class Busy:
         while len(self._under_way) >= UNDER_WAY:
             wait_for(self._under_way[0][1], "the learner", "an update on the card")
             self._count()
-        begun = _marked(self._device)
+        begun = marked(self._device, timing=True)
         yield
-        self._under_way.append((begun, _marked(self._device)))
+        self._under_way.append((begun, marked(self._device, timing=True)))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -77,12 +76,6 @@ class Busy:
         shares = {"learner_busy": self._learned_s / seconds, "learner_wait": self._waited_s / seconds}
         self._learned_s, self._waited_s, self._since = 0.0, 0.0, now
         return shares
-
-
-def _marked(device: torch.device) -> Any:
-    event = cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(cuda.current_stream(device))
-    return event
 
 
 class ThreadInbox:

@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from laser_rl.agent.learner import Learner
 from laser_rl.metrics.rows import Kind, Sink, Value
+from laser_rl.ops import checks
+from laser_rl.replay.memory_layout import allocate
+from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import derive, stores_of
 from laser_rl.training.evaluate import Result
@@ -20,10 +25,13 @@ from laser_rl.training.saving import NoSpace
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import StepBarrier, Steps
 from laser_rl.training.stop import Stop
+from laser_rl.types import Inputs
 
 log = logging.getLogger("laser_rl.training")
 FIRST_S, MOST_S = 2.0, 300.0  # between two tries to write a checkpoint; twice as long each time
 SURVEY_SHARE = 0.01  # of the time, at most, for rows about all members together, where they come by the clock
+SURVEY_UNROLLS, SURVEY_SAMPLE = 16, 256  # on whose states policies are compared, and whose age is looked at
+PERCENTILES = (0, 25, 50, 75, 100)
 WAIT_S = 0.0005  # between two looks at the steps of members elsewhere
 TURNS_AHEAD = 4  # of members in other processes: one may learn for as long as others act
 
@@ -94,9 +102,13 @@ class Run:
         return decide([one.standing() for one in self.trainings], tuned, rule, self.pbt)
 
     def _write_sweep_row(self) -> None:
-        from laser_rl.training.sweep_metrics import sweep_metrics  # noqa: PLC0415 - the run of one agent has no such rows
-
-        self.write("sweep", sweep_metrics([training.member for training in self.trainings], self._survey_random))
+        """Each member's share of the replay, the age of its data, and the divergence of the policies."""
+        members, values = [training.member for training in self.trainings], dict[str, float]()
+        learners, store = [member.learner for member in members], members[0].replay
+        if store is not None and len(store):
+            values = composition([member.replay for member in members])
+            values |= ages(learners, store, self._survey_random) | divergence(learners, store, self._survey_random)
+        self.write("sweep", values)
 
     def write(self, kind: Kind, values: Mapping[str, Value]) -> None:
         for sink in self.sinks:
@@ -124,6 +136,46 @@ class Run:
         self._survey_random.bit_generator.state = state["survey_random"]
         if self.pbt is not None and state["pbt"] is not None:
             self.pbt.load_state_dict(state["pbt"])
+
+
+def composition(stores: Sequence[Replay | None]) -> dict[str, float]:
+    each = list({id(store): store for store in stores if store is not None}.values())
+    unrolls = sum(len(store) for store in each)
+    shares: dict[str, float] = {}
+    for store in each:
+        for number, share in store.composition().items():
+            name = f"share_of_{number}"
+            shares[name] = shares.get(name, 0.0) + share * len(store) / unrolls
+    capacity = sum(store.capacity for store in each)
+    return {**shares, "replay_fill": unrolls / capacity, "replay_bytes": sum(store.nbytes for store in each)}
+
+
+def ages(learners: Sequence[Learner], store: Replay, random: np.random.Generator) -> dict[str, float]:
+    """Percentiles of the age of a sample, in updates of the member that has made most."""
+    newest = max(learner.version for learner in learners)
+    age = newest - store.sample_versions(SURVEY_SAMPLE, random)
+    return {f"age_{q}": float(value) for q, value in zip(PERCENTILES, np.percentile(age, PERCENTILES), strict=True)}
+
+
+@torch.inference_mode()
+def divergence(learners: Sequence[Learner], store: Replay, random: np.random.Generator) -> dict[str, float]:
+    """Mean KL(π_i ‖ π_j) over replayed states."""
+    batch = allocate(store.layout, SURVEY_UNROLLS)
+    store.sample_into(SURVEY_UNROLLS, random, batch, 0)
+    policies, family = [], learners[0].family
+    with checks.unchecked():
+        for learner in learners:
+            network, device = learner.network, learner.device
+            rows = Inputs(*(part.to(device) for part in batch.inputs))
+            # A memory starts from zeros at each unroll: the stored state belongs to the network that acted.
+            output, _ = network(rows, network.initial_state(SURVEY_UNROLLS))
+            policies.append(output.policy)
+        return {
+            f"divergence_{i}_{j}": float(family.kl(one, other).clamp(min=0.0).mean())
+            for i, one in enumerate(policies)
+            for j, other in enumerate(policies)
+            if i != j
+        }
 
 
 class Trainer(Run):
@@ -184,8 +236,8 @@ class Trainer(Run):
         among = self.pace.among([training.steps >= training.target for training in self.trainings])
         if not any(among):
             return False
-        for acted in self.group.act(among):
-            training = self.trainings[acted.place]
+        for place, acted in self.group.act(among):
+            training = self.trainings[place]
             training.acted(acted.steps, acted.episodes)
             if acted.unrolls is not None:
                 training.member.mixer.offer(acted.unrolls)
@@ -211,9 +263,7 @@ class Trainer(Run):
     def exploit(self) -> list[Exploit]:
         if self.pbt is None or self.settings.pbt is None:
             return []
-        episodes = [training.window.episodes for training in self.trainings]
-        since = [now - before for now, before in zip(episodes, self.pbt.decided_at, strict=True)]
-        if max(since) < self.settings.pbt.every_episodes:  # asked in every turn, so the usual answer has to be quick
+        if not self.pbt.is_due([training.window.episodes for training in self.trainings], self.settings.pbt):
             return []
         exploits, learners = self._decide(), [training.member.learner for training in self.trainings]
         # Donors' parameters are copied before any member is overwritten.
@@ -228,10 +278,9 @@ class Trainer(Run):
         self._survey(last=True)
 
     def _survey(self, *, last: bool = False) -> None:
-        """Write a row about all members, if one is due; on a GPU, where no two runs are equal, also by the clock."""
         since = self.updates - self._surveyed
         enough = since >= (1 if last else self.settings.base.run.log_every_updates * len(self.trainings))
-        on_gpu = self.group.members[0].learner.device.type == "cuda"
+        on_gpu = self.group.members[0].learner.device.type == "cuda"  # no two runs are equal there: also by the clock
         if self._surveys and (enough or (on_gpu and since and self._survey_clock.due())):
             self._surveyed = self.updates
             with self._survey_clock.measured():

@@ -11,21 +11,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from laser_rl.agent.actor import ActorStep
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.learner_metrics import EVERY, ages, tally
 from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
 from laser_rl.agent.parallel import part_of
 from laser_rl.agent.parameters import Optimiser, shaped
 from laser_rl.agent.policy import Decision, Seen, choose
+from laser_rl.gpu_streams import own_stream
 from laser_rl.networks.agent_network import side_by_side
 from laser_rl.networks.recurrent import NoMemory
 from laser_rl.networks.torso import MLP
 from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
 from laser_rl.replay.memory_layout import allocate
-from laser_rl.training.build import Member, on_device
-from laser_rl.training.member_group import MemberGroup, MemberSteps
-from laser_rl.types import Batch, Episode, Unrolls
+from laser_rl.training.build import Member
+from laser_rl.training.member_group import MemberGroup, PinnedBatch
+from laser_rl.types import Batch, Unrolls
 
 MOST_PARAMETERS = 300_000  # of one member; how the gain shrinks with the size is in benchmarks/README.md
 
@@ -76,7 +78,6 @@ class VectorizedLearners:
         """One gradient step for each of these members, ascending; the batch has the columns of the first, then those of the second."""
         learners, members = [self.learners[row] for row in rows], len(rows)
         device = self.value.device
-        batch = Batch(*(field.to(device, non_blocking=True) for field in batch))
         parameters = {name: tensor.requires_grad_() for name, tensor in self.parameters(rows).items()}
         version = torch.tensor([learner.version for learner in learners], device=device)
         with checks.unchecked():
@@ -154,25 +155,22 @@ class VectorizedGroup(MemberGroup):
         self.actors = {"": self.actor}
         self._slots = first.config.environment.slots
         self._columns = first.config.loss.batch_unrolls
-        gpu = stack.value.device.type == "cuda"
-        self._batch = allocate(first.layout, self._columns * len(members), pin=gpu, stacked=not gpu)
+        device = stack.value.device
+        stream, columns = own_stream(device, "uploading"), self._columns * len(members)
+        host = allocate(first.layout, columns, pin=stream is not None, stacked=stream is None)
+        self._batch = PinnedBatch(first.layout, host, device, stream)
 
-    def act(self, among: Sequence[bool]) -> Iterator[MemberSteps]:
+    def act(self, among: Sequence[bool]) -> Iterator[tuple[int, ActorStep]]:
         versions = [member.learner.version for member in self.members]
         self.actor.versions[:] = np.repeat(versions, self._slots)
         taken = self.actor.step(np.repeat(np.asarray(among), self._slots))
-        steps = np.bincount(taken.moved // self._slots, minlength=len(self.members))
-        finished: list[list[Episode]] = [[] for _ in self.members]
-        for episode in taken.episodes:
-            place, slot = divmod(episode.slot, self._slots)
-            finished[place].append(episode._replace(slot=slot))
-        unrolls, whose = taken.unrolls, np.zeros(0, np.int64)
-        if unrolls is not None:
-            whose = np.searchsorted(self.actor.member[:: self._slots], unrolls.member)
         for place in np.flatnonzero(among).tolist():
-            own = np.flatnonzero(whose == place)
-            part = Unrolls(*(field[own] for field in unrolls)) if unrolls is not None and len(own) else None
-            yield MemberSteps(place, int(steps[place]), finished[place], part)
+            first, unrolls = place * self._slots, None
+            if taken.unrolls is not None and (own := taken.unrolls.member == self.members[place].number).any():
+                unrolls = Unrolls(*(field[own] for field in taken.unrolls))
+            slots = range(first, first + self._slots)
+            episodes = [one._replace(slot=one.slot - first) for one in taken.episodes if one.slot in slots]
+            yield place, ActorStep(unrolls, episodes, taken.moved[taken.moved // self._slots == place])
 
     def ready(self) -> list[int]:
         """All together, or those that are ready as soon as one would fall behind."""
@@ -182,9 +180,12 @@ class VectorizedGroup(MemberGroup):
         return ready if len(ready) == len(mixers) or late else []
 
     def learn(self, places: Sequence[int], progress: Sequence[float]) -> None:
-        for number, place in enumerate(places):
-            self.members[place].mixer.fill(self._batch, number * self._columns)
-        batch = on_device(self.members[0], self._batch)
-        if len(places) < len(self.members):
-            batch = part_of(batch, slice(0, len(places) * self._columns))
-        self._stack.update(places, batch, progress=progress)
+        def fill(batch: Batch) -> None:
+            for number, place in enumerate(places):
+                self.members[place].mixer.fill(batch, number * self._columns)
+
+        self._batch.fill(fill)
+        with self._batch.read() as batch:
+            whole = len(places) == len(self.members)
+            own = batch if whole else part_of(batch, slice(0, len(places) * self._columns))
+            self._stack.update(places, own, progress=progress)

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import torch
 
-from laser_rl.checkpoint import REPLAY, Snapshot, write_segment
+from laser_rl.checkpoint import REPLAY, Snapshot, segments
 from laser_rl.types import UnrollLayout, Unrolls
 
 LAYOUT = UnrollLayout(3, 1, (2, 5), "uint8", (2,), "float32", 4)
@@ -24,6 +24,12 @@ def unrolls(count, seed=0, layout=LAYOUT):
         numbers = random.normal(size=size) if kind == "f" else random.integers(0, 2 if kind == "b" else 100, size)
         arrays[name] = numbers.astype(dtype)
     return Unrolls(**arrays)
+
+
+def write_segment(folder, layout, first_id, unrolls, previous=None):
+    """A segment as a run writes it; before it there was nothing, if nothing else is said."""
+    before = segments.follow({}, first_id, unrolls) if previous is None else previous
+    return segments.write_segment(folder, layout, first_id, unrolls, before)
 
 
 def snapshot(step, run_dir=None, segments=0):

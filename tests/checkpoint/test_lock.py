@@ -110,19 +110,21 @@ def test_a_forked_child_does_not_release_what_is_its_parents(tmp_path):
 
 HOLD = """
 import sys, time
+from pathlib import Path
 from laser_rl.checkpoint import RunLock
-lock = RunLock(sys.argv[1])
+lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """
 TRY = """
 import sys
+from pathlib import Path
 from laser_rl.checkpoint import RunLock, owner
 from laser_rl.errors import ConfigError
 try:
-    RunLock(sys.argv[1])
+    RunLock(Path(sys.argv[1]))
 except ConfigError as error:
-    found = owner(sys.argv[1])
+    found = owner(Path(sys.argv[1]))
     print("refused", found.pid, error)
 else:
     print("taken")

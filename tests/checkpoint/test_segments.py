@@ -6,10 +6,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.checkpoint import read_segment, segments, write_segment
+from laser_rl.checkpoint import read_segment, segments
 from laser_rl.errors import ConfigError, DamagedRun
 from laser_rl.types import UnrollLayout, Unrolls
-from tests.checkpoint.inputs import LAYOUT, unrolls
+from tests.checkpoint.inputs import LAYOUT, unrolls, write_segment
 
 
 def joined(blocks):
@@ -98,10 +98,11 @@ def test_a_giant_hidden_in_a_small_block_is_not_allocated(tmp_path, monkeypatch)
 
 def test_a_copy_of_streams_does_not_follow_the_original():
     streams, block = segments.Streams(), unrolls(3)
-    streams.follow(0, block)
+    segments.follow(streams, 0, block)
     before = streams.copy()
-    streams.follow(100, block)
-    np.testing.assert_array_equal(before.follow(200, block), segments.Streams(before_first(block)).follow(200, block))
+    segments.follow(streams, 100, block)
+    expected = segments.follow(before_first(block), 200, block)
+    np.testing.assert_array_equal(segments.follow(before, 200, block), expected)
 
 
 def before_first(block):

@@ -11,10 +11,10 @@ import pytest
 from laser_rl.cluster import calls, channels, placement
 from laser_rl.cluster.calls import ActorGone, Answer, AnswerLost
 from laser_rl.cluster.channels import LearnerLinks, RemoteLearner, RunnerInbox, SupervisorLink
+from laser_rl.cluster.launch import require_possible
 from laser_rl.cluster.learner_actor import RemoteActor, RemoteBatchSource
 from laser_rl.cluster.placement import KILLED, MOST_A_CORE, SupervisedActor, shares_of
 from laser_rl.cluster.replays import ReplayFiles, ShardFiller
-from laser_rl.cluster.requirements import require_possible
 from laser_rl.cluster.runner import ActorStart, ReplayWriter, RunnerOutbox
 from laser_rl.cluster.shard import ShardPlan
 from laser_rl.config import override
@@ -229,7 +229,7 @@ def test_a_member_that_is_ahead_takes_nothing_until_the_others_have_come():
     training.acted = lambda steps, episodes: setattr(training, "steps", training.steps + steps)
     hurried: list[int] = []
     others = SimpleNamespace(slowest=0, move=lambda steps: None, hurry=lambda: hurried.append(training.steps))
-    intake = RemoteBatchSource(training, post.inbox, RemoteActor(None, 0), others, slack=10)
+    intake = RemoteBatchSource(training, post.inbox, RemoteActor(0), others, slack=10)
     for turn in range(5):
         assert post.sender.put(post.deliver(4 * turn, 4), 1.0)
         assert post.sender.flush(5.0)

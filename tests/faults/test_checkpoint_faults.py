@@ -25,7 +25,7 @@ from laser_rl.checkpoint import (
 )
 from laser_rl.disk import write_bytes
 from laser_rl.errors import DamagedRun, UserError
-from tests.checkpoint.inputs import LAYOUT, assert_is, forked, kill_at, outcome, snapshot, unrolls
+from tests.checkpoint.inputs import LAYOUT, assert_is, forked, kill_at, outcome, snapshot, unrolls, write_segment
 
 
 def assert_clean(run_dir, steps):
@@ -282,7 +282,7 @@ def test_a_newer_segment_falls_back(tmp_path, caplog, monkeypatch):
     write(tmp_path, older)
     with monkeypatch.context() as patch:
         patch.setattr(segments, "FORMAT", segments.FORMAT + 1)
-        entry = segments.write_segment(tmp_path / REPLAY, LAYOUT, 100, unrolls(2))
+        entry = write_segment(tmp_path / REPLAY, LAYOUT, 100, unrolls(2))
         write(tmp_path, Snapshot(20, {}, {}, [entry]))
     assert_is(latest(tmp_path), older)
     assert entry.name in caplog.text

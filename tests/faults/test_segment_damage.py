@@ -7,13 +7,15 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from laser_rl.checkpoint import REPLAY, Salvage, segments
+from laser_rl.checkpoint import REPLAY, segments
 from laser_rl.checkpoint.guarded import Damaged
+from laser_rl.checkpoint.salvage import salvage
 from laser_rl.replay.lanes import EpisodeIndex, Lanes
 from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.store import Replay
 from laser_rl.training import saving
 from laser_rl.types import Unrolls
+from tests.checkpoint.inputs import write_segment
 from tests.replay.inputs import CONTEXT, RECURRENT, Stream, assert_same
 
 CAPACITY = 48  # unrolls
@@ -216,13 +218,13 @@ def test_whole_unrolls_of_another_file_are_not_taken(tmp_path):
     path = tmp_path / "one" / REPLAY / entry.name
     foreign = other.store.export(np.arange(8) + other.store.first_id)
     path.unlink()
-    exchanged = segments.write_segment(
+    exchanged = write_segment(
         path.parent, RECURRENT, entry.first_id, Unrolls(*(field[: entry.count] for field in foreign))
     )
     named = segments.SegmentEntry(entry.name, entry.first_id, entry.count, exchanged.bytes, entry.sha256)
     first = one.ids["first_id"]
-    salvage = Salvage(path.parent, [named], {entry.name}, RECURRENT, min(first, entry.first_id), entry.last_id + 1)
-    assert salvage.mended.kept == 0
+    bounds = min(first, entry.first_id), entry.last_id + 1
+    assert salvage(path.parent, [named], {entry.name}, RECURRENT, *bounds)[0].kept == 0
 
 
 def test_what_is_wholly_gone_leaves_an_empty_store(tmp_path):

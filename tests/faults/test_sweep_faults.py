@@ -138,7 +138,7 @@ def test_a_state_on_the_board_is_whole_whenever_its_writer_is_killed(figure):
         deadline, seen = time.monotonic() + 0.05, 0
         while time.monotonic() < deadline:
             data = board.get(0)
-            if data is not None:
+            if data:
                 assert len(set(data)) == 1
                 assert len(data) == 100_000 + data[0] * 300
                 seen += 1

@@ -26,7 +26,7 @@ from laser_rl.training.launch import prepare, run
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import Gate, StallWarning, StepBarrier
 from laser_rl.training.supervisor import ProcessSupervisor
-from laser_rl.training.sweep_metrics import PERCENTILES, ages, composition
+from laser_rl.training.trainer import PERCENTILES, ages, composition
 from tests.envs.samples import Telltale, processes
 from tests.faults.measure import held
 from tests.replay.inputs import VECTOR, numbered

@@ -10,7 +10,7 @@ from laser_rl import checkpoint, cli
 from laser_rl.checkpoint import Snapshot, segments
 from laser_rl.metrics import machine
 from laser_rl.training.directory import RunDirectory
-from tests.checkpoint.inputs import LAYOUT, forked, outcome, snapshot, unrolls
+from tests.checkpoint.inputs import LAYOUT, forked, outcome, snapshot, unrolls, write_segment
 from tests.training.small import finish, small
 from tests.training.test_sweeps import in_directory, small_sweep
 
@@ -197,7 +197,7 @@ def test_a_link_to_a_disk_that_is_not_there(tmp_path):
 @pytest.mark.fault(27)
 def test_a_bad_sector_of_a_segment_is_not_salvaged_around(tmp_path, monkeypatch):
     """It may be readable tomorrow: a replay without its unrolls would be the new truth by then."""
-    entry = segments.write_segment(tmp_path / "replay", LAYOUT, 0, unrolls(4))
+    entry = write_segment(tmp_path / "replay", LAYOUT, 0, unrolls(4))
     checkpoint.write(tmp_path, Snapshot(1, {}, {}, [entry]))
 
     def broken(*_):

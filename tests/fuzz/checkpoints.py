@@ -20,6 +20,7 @@ from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.saving import load_member
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import Unrolls
+from tests.checkpoint.inputs import write_segment
 from tests.fuzz.mutate import Dice
 from tests.fuzz.target import OFTEN_ENOUGH, Feed, Segment, Target, Tensors
 from tests.training.small import build_member
@@ -131,7 +132,7 @@ def _of_a_segment(run_dir: Path) -> Target:
         for array in dice.sample([array for array in arrays if array.size], 2):
             flat = array.reshape(-1).view(np.uint8)
             flat[dice.randrange(len(flat))] = dice.choice([0, 1, 127, 128, 255])
-        made = checkpoint.write_segment(run_dir / "rewritten", layout, entry.first_id, Unrolls(*arrays))
+        made = write_segment(run_dir / "rewritten", layout, entry.first_id, Unrolls(*arrays))
         return (run_dir / "rewritten" / made.name).read_bytes()
 
     def feed(data: bytes, number: int) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from laser_rl.replay.shared import COMPRESSED
 from laser_rl.types import UnrollLayout, Unrolls
 
 VECTOR = UnrollLayout(5, 0, (4,), "float32", (), "int64", 3)
@@ -179,3 +180,10 @@ def cycle_of(*lengths):
     """For ever these, one after the other."""
     while True:
         yield from lengths
+
+
+def compressed_bytes(store):
+    """Of all blocks held, as the store counts them; a count that a killed writer left half done is made again first."""
+    with store.lock:
+        store._ring._settle()
+        return store._room.words[COMPRESSED]

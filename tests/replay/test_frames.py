@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from laser_rl.replay.memory_layout import DeviceBatch, allocate, upload
+from laser_rl.replay.memory_layout import DeviceBatch, allocate
 from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout
 from tests.replay.inputs import LAYOUTS, assert_column, assert_same, numbered
@@ -32,7 +32,7 @@ def test_memory_that_stays_holds_each_batch_in_turn(layout, stacked):
         assert [field.data_ptr() for field in there.batch] == addresses
         for column in range(7):
             assert_column(layout, there.batch, column, unrolls, column)
-        assert_same(there.batch, upload(layout, host, "cpu"))
+        assert_same(there.batch, DeviceBatch(layout, host, "cpu").copy_from(host))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -174,12 +174,13 @@ def sampled(make, *, seed=1):
     """A mixer whose replayed columns a sampler fills."""
     store = Replay(RECURRENT, 30 * RECURRENT.steps)
     random = np.random.Generator(np.random.PCG64(seed))
-    return Mixer(RECURRENT, store, Counts(2, 6), random, sampler=make(store))
+    sampler = make(store)
+    return Mixer(RECURRENT, store, Counts(2, 6), random, sampler=sampler, zero_state=type(sampler) is UniformSampler)
 
 
 PRIORITISED = {"exponent": 0.7, "importance_exponent": 0.5, "uniform_share": 0.1}
 SAMPLERS = {
-    "zero": lambda store: UniformSampler(store, "zero"),
+    "zero": UniformSampler,
     "lanes": lambda store: Lanes(store, 6),
     "prioritised": lambda store: Prioritised(store, **PRIORITISED),
 }

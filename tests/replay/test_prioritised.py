@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.memory_layout import allocate
-from laser_rl.replay.mixer import columns_of
+from laser_rl.replay.memory_layout import allocate, pack
+from laser_rl.replay.mixer import Counts, Mixer, columns_of
 from laser_rl.replay.prioritised import Prioritised
 from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import RECURRENT, VECTOR, numbered
@@ -125,11 +125,17 @@ def test_what_has_no_chance_is_not_drawn_even_by_the_lowest_and_highest_numbers(
 def test_the_stored_state_is_kept_or_cleared(state):
     store, batch = store_of(9, layout=RECURRENT), allocate(RECURRENT, 6)
     columns_of(RECURRENT, batch, 0, 6)["state"][...] = 5.0
-    Prioritised(store, **PLAIN, state=state).fill(4, np.random.default_rng(1), batch, 1)
+    online, random = store.export(np.array([3])), np.random.default_rng(1)
+    mixer = Mixer(
+        RECURRENT, store, Counts(1, 4), random, sampler=Prioritised(store, **PLAIN), zero_state=state == "zero"
+    )
+    mixer.queue(pack(RECURRENT, online))
+    mixer.fill(batch)
     fields = columns_of(RECURRENT, batch, 0, 6)
     expected = store.export(batch.id[1:5].numpy()).state if state == "stored" else np.zeros((4, 3))
     assert np.array_equal(fields["state"][1:5], expected)
-    assert (fields["state"][[0, 5]] == 5.0).all()
+    assert np.array_equal(fields["state"][:1], online.state)
+    assert (fields["state"][5] == 5.0).all()
 
 
 def test_unrolls_that_leave_while_they_are_gathered_are_drawn_anew(monkeypatch):

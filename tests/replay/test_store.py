@@ -11,10 +11,20 @@ from scipy import stats
 from laser_rl.errors import ConfigError
 from laser_rl.replay import encoded_unrolls
 from laser_rl.replay.memory_estimate import estimate
-from laser_rl.replay.memory_layout import allocate, pack, put_packed, upload
+from laser_rl.replay.memory_layout import DeviceBatch, allocate, pack, put_packed
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import UnrollLayout
-from tests.replay.inputs import LAYOUTS, PICTURE, STACKED, VECTOR, assert_column, assert_same, numbered, take
+from tests.replay.inputs import (
+    LAYOUTS,
+    PICTURE,
+    STACKED,
+    VECTOR,
+    assert_column,
+    assert_same,
+    compressed_bytes,
+    numbered,
+    take,
+)
 
 CODECS = ["raw", "zstd"]
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.observation_shape}x{layout.stack}")
@@ -67,8 +77,8 @@ def test_put_and_gather_and_upload_give_the_same_bytes(layout, codec):
     assert gathered.id.tolist() == ids.tolist()
     assert (gathered.weight == 1).all()
     assert_same(direct._replace(online=gathered.online, id=gathered.id), gathered)
-    assert_same(upload(layout, single, "cpu"), gathered)
-    assert_same(upload(layout, gathered, "cpu"), gathered)
+    assert_same(DeviceBatch(layout, single, "cpu").copy_from(single), gathered)
+    assert_same(DeviceBatch(layout, gathered, "cpu").copy_from(gathered), gathered)
 
 
 @given(firsts=st.lists(st.booleans(), min_size=10, max_size=10), codec=st.sampled_from(CODECS))
@@ -115,7 +125,7 @@ def test_first_in_first_out_by_bytes(numbers, budget, chunk):
                 model.popleft()
         held = [i for i, _ in model]
         assert (store.first_id, len(store)) == (held[0], len(held))
-        assert store.compressed_bytes == sum(size for _, size in model) <= budget
+        assert compressed_bytes(store) == sum(size for _, size in model) <= budget
         assert_same(store.export(np.array(held)), take(unrolls, held))
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import REPLAY, Snapshot, read_segment, write_segment
+from laser_rl.checkpoint import REPLAY, Snapshot, read_segment
 from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader
 from laser_rl.types import UnrollLayout, empty_unrolls
+from tests.checkpoint.inputs import write_segment
 from tests.faults.test_checkpoint_faults import flipped
 from tests.tools import naive
 from tests.training.test_sweeps import in_directory, small_sweep

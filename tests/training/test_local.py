@@ -132,7 +132,7 @@ class Mark:
 @pytest.fixture
 def card(monkeypatch):
     Mark.now = Mark.made = Mark.asked = 0
-    monkeypatch.setattr("laser_rl.training.threads._marked", lambda device: Mark())
+    monkeypatch.setattr("laser_rl.training.threads.marked", lambda device, timing: Mark())
     return Mark
 
 

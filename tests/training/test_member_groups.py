@@ -27,10 +27,10 @@ def test_unrolls_carry_the_version_that_acted_and_updates_are_followed():
         assert torch.equal(values(member.acting), values(member.learner.network))
     versions: list[int] = []
     for _ in range(60):
-        for moves in crew.act([True, True]):
+        for place, moves in crew.act([True, True]):
             if moves.unrolls is not None:
                 versions += moves.unrolls.version.tolist()
-                members[moves.place].mixer.offer(moves.unrolls)
+                members[place].mixer.offer(moves.unrolls)
         while ready := crew.ready():
             crew.learn(ready, [0.0] * len(ready))
     assert members[0].learner.version > 3
