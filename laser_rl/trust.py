@@ -1,4 +1,4 @@
-"""Names of code that were read from files, and the user's permission to import them.
+"""Refuse to import code that a file names unless the user allows it; the paper's trust region is `ops/trust_region`.
 
 An environment called `module:callable`, Gymnasium's `module:Name-v0` and a `loss.trust` or `optimiser.schedule` of `module:function` are
 names of code: to use one is to run it. Readers of files call `note`, whatever imports calls `require`. Names are followed by their value,

@@ -1,4 +1,6 @@
-"""Callbacks for `LASER.learn` and `Sweep.run`. Each looks at the rows of metrics as they come: `learn(log_every=...)` says how often.
+"""Four callbacks for `LASER.learn` and `Sweep.run`: stop at a return, stop without improvement, evaluate, save.
+
+Each looks at the rows of metrics as they come: `learn(log_every=...)` says how often.
 
 In a sweep they hear of all members: one member's return is enough to stop, and files have the member's number in their names.
 """

@@ -1,4 +1,4 @@
-"""Suites of tasks that one agent learns at the same time, and how good it is at tasks whose returns have nothing in common.
+"""Reference returns of random and of best play, scores normalised by them, and the tasks of a suite.
 
 With the mean returns of random play and of the best known player, a task's normalised score is (mean - random) / (best - random). The
 agent's score is the median over tasks: mean over episodes first, median over tasks after, as the paper does.

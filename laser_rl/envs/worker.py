@@ -1,4 +1,4 @@
-"""Worker processes: how one is started, supervised and ended, what it says, and what it runs: its share of the slots, on command.
+"""Processes that step environments: start, supervise and restart one, and the loop that runs inside it.
 
 Processes are started afresh, never forked (the pool's process may hold torch), and they import this package only, not the user's main
 program, unless the environment's constructor is defined there. Their shared memory has no name: it goes with the last that holds it.

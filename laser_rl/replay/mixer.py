@@ -1,4 +1,4 @@
-"""Batches with an exact online share: new unrolls first, each once, the rest drawn by a sampler from the replay of all members."""
+"""Batches with an exact online share (the paper's α): new unrolls first, each once, the rest drawn by a sampler from the whole replay."""
 
 from collections import deque
 from collections.abc import Mapping

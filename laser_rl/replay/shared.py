@@ -1,4 +1,4 @@
-"""Where a replay lies: in memory of its own, or in a file without a name that several processes map.
+"""Allocate the memory of a replay: private, or a file without a name (memfd) that several processes map.
 
 The file (memfd) exists as long as a process has it open or mapped: nothing is left behind, whichever process is killed. File or memory are
 as long as the largest replay of its arguments, but pages that were never written take no memory.

@@ -1,4 +1,4 @@
-"""Members side by side: the parameters of K learners are the rows of one matrix, and one computation updates all of them.
+"""Act and learn for K small members in one batched computation: their parameters are the rows of one matrix.
 
 Every learner stays what it is (its state, its report, its network are views of its row), so checkpoints, copies and evaluations need not
 know. Only the way of an update differs.
