@@ -226,7 +226,7 @@ def elsewhere_of(
         return None
     from laser_rl.cluster.launch import require_possible, run_cluster  # noqa: PLC0415 - a run on this machine never needs it
 
-    require_possible(sweep, cluster)
+    require_possible(sweep, cluster, source=source)
     require_modules("--cluster", "cluster", "ray")
     return partial(run_cluster, cluster)
 

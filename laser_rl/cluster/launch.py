@@ -41,15 +41,15 @@ def run_cluster(
         raise ConfigError(
             "a sweep on a cluster needs a run directory: its checkpoints are all that outlives it; give one"
         )
-    require_by_name(sweep, "on a cluster", "leave out cluster to use objects of your own", **around)
-    require_possible(sweep, cluster)
+    require_possible(sweep, cluster, **around)
     kind = LockStep if sweep.base.run.runtime == "serial" else ClusterSupervisor
     with joined(cluster.address):
         return kind(sweep, directory, cluster, **around).run()
 
 
-def require_possible(sweep: SweepConfig, cluster: ClusterSettings) -> None:
+def require_possible(sweep: SweepConfig, cluster: ClusterSettings, **around: Unpack[Around]) -> None:
     """Refuse what a cluster cannot do, before anything is started."""
+    require_by_name(sweep, "on a cluster", "leave out cluster to use objects of your own", **around)
     if sweep.stack == "on":
         raise ConfigError(
             "on a cluster each member has processes of its own, so they are not computed side by side; leave out --stack"
