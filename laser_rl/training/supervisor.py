@@ -129,7 +129,8 @@ class SweepSupervisor(Run, ABC):
             return True
         over = self._watch()
         self._pass_rows()
-        if self._surveys.due():
+        # Not before a step is made: on a cluster a survey would wait for shards that start, and the next one be due much later for it.
+        if self._states.steps.any() and self._surveys.due():
             self._survey()
         self._save_if_due()
         return over
