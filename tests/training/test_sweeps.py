@@ -350,6 +350,20 @@ def test_members_act_while_they_learn(tmp_path):
     assert set(composition_of(tmp_path)) == {0, 1, 2}
 
 
+@pytest.mark.slow
+def test_processes_do_not_repeat_the_copies_that_were_made_in_one(tmp_path):
+    pbt = PbtConfig(burn_in_steps=100, every_episodes=5, margin=0.01)
+    first = in_directory(small_sweep("laser/Catch", steps=600, pbt=pbt), tmp_path)
+    assert first.exploits
+    made = [row for row in read(tmp_path, ("event",)) if row["event"] == "exploit"]
+    later = small_sweep("laser/Catch", steps=3_000, pbt=pbt)
+    end = in_directory(later.model_copy(update={"processes": 3}), tmp_path)
+    rows = [row for row in read(tmp_path, ("event",)) if row["event"] == "exploit"]
+    new = end.exploits[len(first.exploits) :]
+    assert end.exploits[: len(first.exploits)] == first.exploits
+    assert len(rows) <= len(made) + len(new)
+
+
 def composition_of(path):
     [row] = read(path, ("sweep",))[-1:]
     return [int(name.removeprefix("share_of_")) for name in row if name.startswith("share_of_")]
