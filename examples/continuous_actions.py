@@ -1,4 +1,4 @@
-"""Real-valued actions: Pendulum-v1 with the recipe `continuous`, which is what LASER takes where actions are numbers.
+"""Real-valued actions: Pendulum-v1 with the recipe `pendulum`, which is what LASER takes for it.
 
 The policy is a Gaussian whose samples are squashed into the bounds of the action space; KL(π ‖ implied policy) is estimated from samples
 of π. A pendulum that hangs costs about 1,200 an episode, one that stands about 150.

@@ -384,7 +384,8 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
     shapes = spec.observation.pictures
     if isinstance(spec.action, BoxActions):
         raw = {"network.normalise_observation": False} if shapes else {}  # the normaliser is for vectors
-        return override(continuous(environment, len(spec.action.low)), raw)
+        is_pendulum = environment.startswith("Pendulum-")  # which `continuous` does not learn in 100,000 steps
+        return override(pendulum(environment) if is_pendulum else continuous(environment, len(spec.action.low)), raw)
     if not shapes:
         return box2d(environment) if is_box2d(environment) else cartpole(environment)
     small = max(max(shape[1:]) for shape in shapes) <= 32  # noqa: PLR2004 - as networks.build chooses

@@ -73,7 +73,8 @@ def test_settings_go_by_name_and_wrong_ones_are_refused():
 
 def test_the_recipe_fits_the_environment():
     assert LASER("CartPole-v1").config.recipe == "cartpole"
-    assert LASER("Pendulum-v1").config.recipe == "continuous"
+    assert LASER("MountainCarContinuous-v0").config.recipe == "continuous"
+    assert LASER("Pendulum-v1").config.recipe == "pendulum"
     assert LASER("laser/Catch", recipe="minatar").config.recipe == "minatar"
 
 
