@@ -217,6 +217,8 @@ def run_local(trainer: Trainer) -> None:
         ahead.close()
         join(thread, "the learner", "the actor to end its last step")
         feed.settle()
+        if len(trainer.pace.steps) > 1:
+            trainer.pace.move(0, training.steps)  # `_turns` told it before the last steps
 
 
 def _turns(trainer: Trainer) -> Callable[[int], bool]:
