@@ -169,7 +169,7 @@ def test_a_published_state_comes_back_as_it_was():
 @pytest.mark.fault(20)
 def test_resume_between_decision_and_copy_copies_once(tmp_path, figure):
     """Orders are repeated until the member's own state says that it has obeyed, and obeyed once."""
-    _, directory, supervisor = in_processes(tmp_path)
+    _, directory, supervisor = in_processes(tmp_path, steps=20_000)  # long enough for a decision on any machine
     sent, tell = [], supervisor._tell
 
     def twice(exploit):
@@ -274,3 +274,19 @@ def test_a_killed_sweep_goes_on_bit_for_bit(tmp_path, figure):
     exploits = [row for row in read(tmp_path / "whole", ("event",)) if row.get("event") == "exploit"]
     assert exploits
     figure(f"MLP, 3 members with PBT, killed after step {at:,} of 1,500: {equal}, {len(exploits)} copies")
+
+
+@pytest.mark.slow
+@pytest.mark.fault(20)
+def test_a_copy_between_processes_has_the_donors_parameters(tmp_path):
+    """A member whose rate is nothing, and stays nothing, has other parameters than its first ones only if it copied another's."""
+    pbt = PbtConfig(burn_in_steps=200, every_episodes=10, margin=0.01, tuned=("entropy_cost",))
+    _, directory, supervisor = in_processes(tmp_path, steps=30_000, pbt=pbt, rates=(1e-30, 4e-3))
+    first = {name: value.clone() for name, value in supervisor.members[0].learner.network.state_dict().items()}
+    try:
+        end = supervisor.run()
+    finally:
+        directory.close()
+    assert [exploit for exploit in end.exploits if exploit.member == 0]
+    now = checkpoint.latest(tmp_path).tensors["member-00"]
+    assert any((now[f"network/{name}"] - value).abs().max() > 1e-3 for name, value in first.items())

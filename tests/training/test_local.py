@@ -319,3 +319,9 @@ def test_on_a_gpu_an_actor_does_not_wait_for_updates_that_are_under_way():
     torch.cuda.synchronize()
     assert mailbox.collect(mine, 1) == 2
     assert mine.tolist() == [2.0] * 8
+
+
+def test_a_schedule_reaches_the_learner_in_threads():
+    """Not only the rows: those compute the rate themselves."""
+    ended, _ = finish(small(steps=900, runtime="local", schedule="linear", learning_rate=1e-2))
+    assert 0 <= ended.member.learner._rate.item() < 3e-3

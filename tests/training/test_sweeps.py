@@ -324,6 +324,34 @@ def test_a_run_is_a_sweep_of_one_member(settings, tmp_path):
     assert own[0] == own[1]
 
 
+def test_side_by_side_each_member_acts_with_its_version_and_learns_from_its_columns():
+    """Episodes of different lengths: members come to have different versions, and some updates are of a part of them."""
+    training = prepared(small_sweep("CartPole-v1", share="separate", stack="on", steps=1_500))
+    group, sizes, apart = training.group, set(), 0
+    act, update = group.act, group._stack.update
+
+    def acts(among):
+        nonlocal apart
+        versions = np.array([member.learner.version for member in group.members])
+        taken = list(act(among))
+        assert (group.actor.versions.reshape(len(versions), -1) == versions[:, None]).all()
+        apart += len(set(versions.tolist())) > 1
+        return taken
+
+    def updates(places, batch, **more):
+        sizes.add(len(places))
+        numbers = [group.members[place].number for place in places]
+        assert batch.member.reshape(len(places), -1).tolist() == [
+            [n] * (batch.member.numel() // len(places)) for n in numbers
+        ]
+        return update(places, batch, **more)
+
+    group.act, group._stack.update = acts, updates
+    to_the_end(training)
+    assert apart
+    assert len(sizes) > 1  # all together, and some alone
+
+
 @pytest.mark.slow
 def test_one_agent_in_a_process_of_its_own_learns_the_same(tmp_path):
     config = small("laser/Catch", steps=300)
