@@ -13,7 +13,7 @@ from laser_rl.metrics.log import read
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import read_sweep
-from laser_rl.training.launch import train
+from laser_rl.training.launch import prepare, train
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.pbt import PbtConfig
 from laser_rl.training.settings import SweepConfig, member_seed
@@ -392,6 +392,25 @@ def test_processes_do_not_repeat_the_copies_that_were_made_in_one(tmp_path):
     new = end.exploits[len(first.exploits) :]
     assert end.exploits[: len(first.exploits)] == first.exploits
     assert len(rows) <= len(made) + len(new)
+
+
+def test_separate_replays_come_back_under_their_own_ids(tmp_path):
+    config = small_sweep("laser/Catch", share="separate", steps=200)
+    in_directory(config, tmp_path)
+    spans = []
+    for more in (3, 0):  # unrolls that only the second store gets before it is saved again
+        directory = RunDirectory(tmp_path, config)
+        trainer = prepare(config, directory)
+        spans.append([store.span() for store in trainer.stores])
+        store = trainer.stores[1]
+        if more:
+            store.insert(store.export(np.arange(store.first_id, store.first_id + more)))
+            directory.save(trainer)
+        trainer.group.close()
+        directory.close()
+    before, after = spans
+    assert after[0] == before[0]
+    assert after[1][1] == before[1][1] + 3
 
 
 def composition_of(path):
