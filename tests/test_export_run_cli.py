@@ -71,7 +71,7 @@ def test_a_part_of_the_replay_is_enough_to_go_on(kind, asked, least, most, runs,
     hash_after(copy, 5000)
 
 
-def test_an_update_that_fails_after_the_copy_rolls_back_to_what_was_loaded(runs, tmp_path):
+def test_the_copy_has_no_state_for_a_roll_back_and_makes_its_own_when_it_goes_on(runs, tmp_path):
     main(["export", str(runs / "run"), "--run", str(tmp_path / "copy")])
     names = checkpoint.latest(tmp_path / "copy").tensors["member-00"]
     assert not [name for name in names if name.startswith("good/")]

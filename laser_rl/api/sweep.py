@@ -204,9 +204,8 @@ class Sweep:
                 elsewhere=elsewhere,
             )
             result = SweepResult(**vars(end), run_dir=folder)
-            if (
-                result.interrupted not in EXIT_STATUS
-            ):  # else the signal may end the process before the result is collected
+            # After such a signal the process may end before the result is collected: then the folder goes now.
+            if result.interrupted not in EXIT_STATUS:
                 weakref.finalize(result, removing.pop_all().close)
         deliver_again(result.interrupted)
         return result

@@ -19,9 +19,8 @@ MOST_GRAPHS = 8
 ALIGNMENT = 16
 WHO = "the actor"
 Kind = tuple["np.dtype[np.generic]", tuple[int, ...]]  # of an array's rows
-StagedResult = tuple[
-    torch.dtype, tuple[int, ...], int
-]  # type, shape and bytes of a row of one of the function's results
+# Of one of the function's results: type, shape and bytes of a row.
+StagedResult = tuple[torch.dtype, tuple[int, ...], int]
 
 
 class Staged:
