@@ -257,7 +257,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _in_process(job: Job) -> tuple[Job, str, str]:
     """A run in a process of its own, in an empty folder: MuJoCo writes a log where it stands."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    environment = {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    found = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": found}
     command = [sys.executable, "-m", "benchmarks.peers", "one", json.dumps(job._asdict())]
     with tempfile.TemporaryDirectory() as folder:
         ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603

@@ -31,8 +31,9 @@ from laser_rl.errors import UserError
 from laser_rl.replay.memory_layout import allocate
 from laser_rl.training.build import Member
 from laser_rl.training.launch import prepare
+from laser_rl.training.member_group import ThreadMailbox
 from laser_rl.training.stop import Stop
-from laser_rl.training.threads import ThreadMailbox, run_actor, run_local
+from laser_rl.training.threads import run_actor, run_local
 from laser_rl.training.trainer import Trainer
 from laser_rl.types import Delivery, Unrolls
 
@@ -110,7 +111,7 @@ class Everything:
 def acting(member: Member, seconds: float) -> tuple[Pace, list[Unrolls]]:
     """What the actor needs for the new unrolls of one update, and some unrolls."""
     marks, stop = Marks(seconds), Stop()
-    inbox, flat = Everything(marks, stop), FlatParameters(member.actor.policy.network)
+    inbox, flat = Everything(marks, stop), FlatParameters(member.acting)
     mailbox = ThreadMailbox(flat.value, member.actor.version)
     run_actor(member.actor, flat, inbox, mailbox, stop, threading.Lock(), FOREVER)
     return marks.pace(member.mixer.new_unrolls_per_update), inbox.unrolls

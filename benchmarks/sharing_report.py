@@ -129,10 +129,10 @@ def differences(every: dict[str, dict[str, dict[int, Values]]]) -> list[list[str
         overall.append(difference("over tasks", one, other, shares, dict.fromkeys(shares, 0.0)))
     lines = []
     for family in (*families, overall):
-        for one, p in zip(family, holm([one.p for one in family]), strict=True):
-            verdict = "undecided" if p >= LEVEL else "better" if one.mean > 0 else "worse"
-            cells = [f"{value:.3f}" for value in (one.mean, one.mean - one.half, one.mean + one.half)]
-            lines.append([one.task, one.ours, one.peer, str(one.seeds), *cells, f"{p:.2g}", verdict])
+        for pair, p in zip(family, holm([pair.p for pair in family]), strict=True):
+            verdict = "undecided" if p >= LEVEL else "better" if pair.mean > 0 else "worse"
+            cells = [f"{value:.3f}" for value in (pair.mean, pair.mean - pair.half, pair.mean + pair.half)]
+            lines.append([pair.task, pair.ours, pair.peer, str(pair.seeds), *cells, f"{p:.2g}", verdict])
     return lines
 
 

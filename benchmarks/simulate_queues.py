@@ -36,7 +36,8 @@ class Jobs(NamedTuple):
         return self._replace(at=at)
 
 
-EMPTY = Jobs(np.zeros(0), *(np.zeros(0, np.int64) for _ in range(3)), np.zeros(0), np.zeros(0, np.int64))
+NONE = np.zeros(0, np.int64)
+EMPTY = Jobs(np.zeros(0), NONE, NONE, NONE, np.zeros(0), NONE)
 
 
 def joined(parts: list[Jobs]) -> Jobs:
