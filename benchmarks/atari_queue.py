@@ -5,10 +5,12 @@
     python -m benchmarks.atari_queue work --minutes 27 --workers 6 --rows new.jsonl
     python -m benchmarks.atari_queue work --minutes 27 --workers 2 --stages 3 --rows new.jsonl  # sweeps of three processes
     python -m benchmarks.atari_queue keep new.jsonl
+    python -m benchmarks.atari_queue paper Breakout runs/breakout --began 1795022729.9  # what `laser train --recipe atari` left
 
 `work` starts the next missing run whenever a worker is free and the run can still end within the time; runs that are not done at the end
 are dropped, so that a row always is of a whole run. `keep` adds rows to `benchmarks/results/atari-queue.jsonl`, which `status` and
-`atari_queue_report.py` read.
+`atari_queue_report.py` read. `paper` keeps what a run of the paper's own recipe made, however far it came; its time began when the command
+was given.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.atari_plan import FRAMES_A_STEP, Part, config_of, parts
@@ -33,6 +36,7 @@ from laser_rl.envs.worker import die_with
 from laser_rl.metrics.log import MetricsLog, read
 
 KEPT = Path(__file__).parent / "results" / "atari-queue.jsonl"
+PAPER = Path(__file__).parent / "results" / "atari-paper-size.jsonl"
 BUCKET_FRAMES = 250_000
 COLUMNS = (
     "entropy", "acceptance", "acceptance_online", "lag_updates", "replay_age_updates", "gradient_norm", "value_loss", "learner_busy",
@@ -104,11 +108,10 @@ def run_part(name: str, folder: Path, threads: int) -> None:
     each = max(1, threads // max(1, len(part.rates)))
     config = override(config_of(part), {"environment.atari.threads": each, "run.threads": each})
     began = time.time()
-    with MetricsLog(folder) as log:
+    with contextlib.closing(MetricsLog(folder)) as log:
         (_train_sweep if part.rates else _train)(part, config, folder, log)
         seconds = time.time() - began
-    rows = read(folder, ("train", "episode"))
-    train, episodes = ([row for row in rows if row["kind"] == kind] for kind in ("train", "episode"))
+    train, episodes = trained_and_played(folder)
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     row = {
         "name": name, "stage": part.stage, "game": part.game, "variant": part.variant, "seed": part.seed, "frames": part.frames,
@@ -127,6 +130,25 @@ def run_part(name: str, folder: Path, threads: int) -> None:
         ]
         del row["train"]
     write_bytes(folder / "row.json", json.dumps(row, allow_nan=False).encode())
+
+
+def trained_and_played(run_dir: Path) -> list[list[Mapping[str, Any]]]:
+    """The learner's rows and the episodes of a log."""
+    rows = read(run_dir, ("train", "episode"))
+    return [[row for row in rows if row["kind"] == kind] for kind in ("train", "episode")]
+
+
+def paper_row(game: str, run_dir: Path, began: float) -> Row:
+    """What a run of the recipe `atari` made until it was stopped; frames a second are those of its rows, and over all since the first."""
+    train, episodes = trained_and_played(run_dir)
+    frames, seconds = (float(train[-1][name]) - float(train[0][name]) for name in ("step", "time"))
+    return {
+        "game": game, "date": time.strftime("%Y-%m-%d", time.gmtime(began)), "frames": FRAMES_A_STEP * int(train[-1]["step"]),
+        "seconds": round(float(train[-1]["time"]) - began, 1), "first_update_seconds": round(float(train[0]["time"]) - began, 1),
+        "frames_per_second": round(FRAMES_A_STEP * float(median(float(row["steps_per_second"]) for row in train))),
+        "frames_per_second_with_checkpoints": round(FRAMES_A_STEP * frames / seconds), "updates": train[-1]["update"],
+        **buckets(episodes, FRAMES_A_STEP * int(train[-1]["step"])), "train": columns(train),
+    }  # fmt: skip
 
 
 def _train(part: Part, config: Config, folder: Path, log: MetricsLog) -> None:
@@ -283,7 +305,15 @@ def main() -> int:
     single.add_argument("--threads", type=int, default=0)
     keeper = commands.add_parser("keep")
     keeper.add_argument("files", type=Path, nargs="+")
+    paper = commands.add_parser("paper")
+    paper.add_argument("game")
+    paper.add_argument("run_dir", type=Path)
+    paper.add_argument("--began", type=float, required=True, help="seconds since 1970")
     asked = parser.parse_args()
+    if asked.command == "paper":
+        with PAPER.open("a") as file:
+            file.write(json.dumps(paper_row(asked.game, asked.run_dir, asked.began), allow_nan=False) + "\n")
+        return 0
     if asked.command == "work":
         return 1 if work(asked) else 0
     if asked.command == "run":

@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 from scipy.stats import binomtest
 
 from benchmarks.atari_plan import CALIBRATION_GAMES, CENTRE, CHOSEN, COMPARISON_GAMES, FACTORS, FRAMES_A_STEP, parts
-from benchmarks.atari_queue import BUCKET_FRAMES, load
+from benchmarks.atari_queue import BUCKET_FRAMES, PAPER, load
 from benchmarks.peers_report import holm
 from laser_rl.disk import write_bytes
 from laser_rl.envs.atari import atari_game
@@ -27,6 +27,7 @@ from laser_rl.research.verdicts import Aggregate, stratified_iqm, verdict
 mpl.use("Agg")
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "atari"
 PUBLIC = Path(__file__).parent / "results" / "dopamine-atari-10.csv"
+PAPER_SCORES = Path(__file__).parents[1] / "laser_rl" / "research" / "data" / "laser_atari57_paper.csv"
 PUBLIC_AGENTS = ("DQN", "Rainbow", "IQN")
 COMPARED = {"laser": "LASER", "impala": "without replay"}
 LAST_MILLION = 6
@@ -339,6 +340,35 @@ python -m benchmarks.atari_queue_report
 """
 
 
+def paper_size() -> list[str]:
+    """Runs of the paper's own recipe, as far as they came, beside the paper's score after 200 M frames."""
+    with PAPER_SCORES.open() as file:
+        paper = {row["game"]: float(row["laser_no_sweep_200M"]) for row in csv.DictReader(file)}
+    lines = [
+        "## The paper's size",
+        "",
+        "`laser train ALE/GAME-v5 --recipe atari` as it is: the ×4 network, 256 environments, room for 15 M steps of replay, no sticky",
+        "actions, a lost life ends the discount. One seed, alone on the card, stopped when the card's time was over; means over the",
+        "training episodes of a million frames. The learning rate falls to 0 only at 200 M frames, so these are beginnings of runs. A",
+        "checkpoint, every million steps, stops training for 12 to 15 seconds.",
+        "",
+        "| game | 4 M | 8 M | 12 M | 16 M | paper, 200 M | minutes | frames/s | with checkpoints | first update, s |",
+        "|---" * 10 + "|",
+    ]
+    for row in load(PAPER):
+        scores = [
+            f"{mean_return(row, (million - 1) * MILLION, million * MILLION):,.0f}"
+            if row["frames"] >= million * 10**6
+            else ""
+            for million in (4, 8, 12, 16)
+        ]
+        speed = [f"{row[name]:,}" for name in ("frames_per_second", "frames_per_second_with_checkpoints")]
+        minutes, first = f"{row['seconds'] / 60:.1f}", f"{row['first_update_seconds']:.0f}"
+        known = f"{paper[atari_game(row['game'])]:,.0f}"
+        lines.append(f"| {' | '.join([row['game'], *scores, known, minutes, *speed, first])} |")
+    return [*lines, ""]
+
+
 def comparison_page(rows: Sequence[Row]) -> str:
     """The page of stage 2."""
     done, asked = sum(row["stage"] == 2 for row in rows), sum(part.stage == 2 for part in parts())
@@ -372,6 +402,7 @@ def comparison_page(rows: Sequence[Row]) -> str:
         "",
         "Minutes are those of one run beside five others on one H200 with 16 cores.",
         "",
+        *paper_size(),
     ]
     return "\n".join([OPENING, *lines, PROTOCOL])
 

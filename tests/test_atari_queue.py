@@ -174,8 +174,7 @@ def test_sweeps_that_share_have_three_members_and_equal_replays():
     assert sweeps[0].all_frames == 9_000_000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["shared", "separate"])
+@pytest.mark.parametrize("variant", ["shared", pytest.param("separate", marks=pytest.mark.slow)])
 def test_a_sweep_leaves_a_row_with_its_members(variant, tmp_path, monkeypatch):
     part = atari_plan.Part(3, "Phoenix", variant, 1, 4_000)
     small = {"run.steps": 1_000, "run.seed": 1, "log_every_updates": 5, "run.device": "cpu", "environment.slots": 2}
