@@ -128,8 +128,13 @@ def sweep_of(task: Task, variant: str, seed: int, device: str) -> Any:
 
 def run(name: str, variant: str, seed: int, device: str = "cpu", part: Path | None = None) -> list[dict[str, Any]]:
     """Rows of one sweep; `part` gets them as they come."""
+    return train(TASKS[name], variant, seed, device, part)
+
+
+def train(task: Task, variant: str, seed: int, device: str = "cpu", part: Path | None = None) -> list[dict[str, Any]]:
+    """The same of a task that the table does not have."""
     torch.set_num_threads(1)
-    task, rows = TASKS[name], list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     sweep = sweep_of(task, variant, seed, device)
     crew = build_group(sweep)
     recorder = Recorder()
