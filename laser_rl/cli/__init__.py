@@ -32,7 +32,7 @@ COMMANDS = {
     "export": ("cli.export", "Export", "the policy as ONNX, whole episodes of the replay as a Minari dataset"),
     "push": ("cli.export", "Push", "upload an agent with a model card to the Hugging Face Hub; --dry-run looks"),
     "config": ("cli.show", "config_command", "show a configuration: of recipe, file and flags, or of a run"),
-    "check-env": ("cli.check", "CheckEnv", "examine an environment: values, seeds, ends, leaks, speed; with fixes"),
+    "check-env": ("cli.check", "CheckEnv", "examine an environment: values, seeds, ends, speed; with fixes"),
     "doctor": ("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
     "report": ("cli.show", "Report", "write a report of runs and sweeps, alone or side by side"),
     "dashboard": ("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),

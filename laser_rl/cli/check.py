@@ -20,7 +20,7 @@ COLOURS = {"good": "32", "warning": "33", "bad": "31;1", "defect": "31;1", "not 
 
 @dataclass(frozen=True)
 class CheckEnv(Order):
-    """Examine an environment: what it declares, what it returns, seeds, ends, leaks, speed. Exit status 1 if there is a defect."""
+    """Examine an environment: what it declares, what it returns, seeds, ends, speed. Exit status 1 if there is a defect."""
 
     id: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """An id that Gymnasium knows, one of ours, `module:Name-v0`, or `module:callable`."""

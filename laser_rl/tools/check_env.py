@@ -6,7 +6,6 @@ shows over whole episodes, copies, processes, memory and time. A stage ends at i
 
 import contextlib
 import functools
-import gc
 import itertools
 import json
 import math
@@ -30,8 +29,7 @@ from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture, make_environments
 from laser_rl.envs.masks import choices_of, legal
 from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, MultiDiscreteActions, Rows, write_spec
-from laser_rl.errors import EnvironmentFailed, EnvironmentRefused, UserError
-from laser_rl.metrics.machine import memory_bytes
+from laser_rl.errors import EnvironmentRefused, UserError
 
 Verdict = Literal["good", "warning", "defect", "not done"]
 
@@ -46,25 +44,20 @@ CHECKS = {
     "gymnasium": "nothing that Gymnasium's own checker objects to",
     "after the end": "an episode's last observation is its own, and nothing resets by itself",
     "length": "episodes end, or are cut off",
-    "memory": "memory does not grow from step to step",
-    "workers": "it runs in two worker processes at once",
     "speed": "at least 100 steps a second in one process",
 }
 # The checks that a stage has made when it has come to its end.
 STAGES = {
     "build": ("construction",),
-    "play": ("rows", "after the end", "repeatable", "memory", "speed", "length"),
+    "play": ("rows", "after the end", "repeatable", "speed", "length"),
     "resume": ("seed",),
     "gymnasium": ("gymnasium",),
-    "workers": ("workers",),
 }
-OF_ONE = ("resume", "gymnasium", "workers")  # of one Python environment, not of those that step many slots at once
-WHERE_GOOD = ("resume", "gymnasium")  # need an environment in which nothing is known to be wrong
+# Of one Python environment, not of those that step many slots at once, and only where nothing is known to be wrong.
+WHERE_GOOD = ("resume", "gymnasium")
 PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPING: "step"}
 FOREIGN = (str(Path(gymnasium.__file__).parent), str(Path(__file__).parents[1]), "<frozen importlib")
 ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
-WORKER_STEPS, WORKER_LIMIT_S = 20, 20.0
-LARGE_GROWTH = 32 << 20  # bytes; an allocator's own moods are smaller
 SLOW = 100.0  # steps a second
 OWN_GENERATOR = "draw from self.np_random only, and begin reset with super().reset(seed=seed)"
 
@@ -139,7 +132,7 @@ class Bench:
 
     def run(self) -> None:
         """All stages; one that ends early is told, and the next one begins. What cannot be built is not played."""
-        names = [name for name in STAGES if self._one or name not in OF_ONE]
+        names = [name for name in STAGES if self._one or name not in WHERE_GOOD]
         self._send({"checks": [check for name in names for check in STAGES[name]]})
         for name in names:
             if name in WHERE_GOOD and any(verdict == "defect" for _, verdict in self._told):
@@ -245,7 +238,7 @@ class Bench:
 
     def _play(self) -> None:
         took: dict[str, list[float]] = {"reset": [], "step": []}
-        steps, memory, lengths, returns = 0, 0, list[int](), list[float]()
+        steps, lengths, returns = 0, list[int](), list[float]()
         with self._open() as environments, self._open() as twin:
             played, paid = np.zeros(environments.slots, np.int64), np.zeros(environments.slots)
             for rows, action, seconds in self._walk(environments):
@@ -262,17 +255,9 @@ class Bench:
                 played, paid = np.where(rows.is_first, 0, played + 1), np.where(rows.is_first, 0.0, paid + rows.reward)
                 lengths += played[ended].tolist()
                 returns += paid[ended].tolist()
-                if not memory and steps >= self._order.steps // 3:  # after that, caches are filled
-                    gc.collect()
-                    memory = memory_bytes()
                 if steps >= (self._order.steps if lengths or not self._one else ENDLESS_STEPS):
                     break
-            gc.collect()
-            growth, slots = memory_bytes() - memory if memory else 0, environments.slots
-        self._send({"facts": _episodes(steps, lengths, returns) | self._speed(steps, slots, took)})
-        if growth >= LARGE_GROWTH:
-            fix = "look for a list or dict that is added to in step or reset and never emptied; laser replaces no worker for its size"
-            self._report(Finding("memory", "defect", f"{growth / 1e6:,.0f} MB more after {steps:,} steps; {fix}"))
+        self._send({"facts": _episodes(steps, lengths, returns) | self._speed(steps, environments.slots, took)})
         if self._one and not lengths and not self._is_limited():
             got = f"no end in {steps:,} steps of random play, and no TimeLimit"
             fix = "register it with max_episode_steps=…, or wrap it with gymnasium.wrappers.TimeLimit: evaluations play whole episodes"
@@ -299,15 +284,12 @@ class Bench:
         return None
 
     def _speed(self, steps: int, slots: int, took: Mapping[str, list[float]]) -> dict[str, str]:
-        total = {name: sum(each) for name, each in took.items()}
-        mean_ms = {name: 1e3 * total[name] / max(1, len(each)) for name, each in took.items()}
-        per_second = steps / max(sum(total.values()), 1e-9)
-        slowest = max(total, key=lambda name: total[name])
+        mean_ms = {name: 1e3 * sum(each) / max(1, len(each)) for name, each in took.items()}
+        per_second = steps / max(sum(map(sum, took.values())), 1e-9)
         told = f"{per_second:,.0f} steps/s: step takes {mean_ms['step']:.3g} ms, reset {mean_ms['reset']:.3g} ms"
         if 0 < per_second < SLOW:
-            share = f"{100 * total[slowest] / sum(total.values()):.0f} % of the time is spent in {slowest}"
             fix = "find the slow line with `python -m cProfile`, and train with --environment.placement process --environment.workers N"
-            self._report(Finding("speed", "warning", f"{told}; {share}; {fix}"))
+            self._report(Finding("speed", "warning", f"{told}; {fix}"))
         return {"speed": told if self._one else f"{per_second:,.0f} steps/s in {slots} slots"}
 
     def _resume(self) -> None:
@@ -334,21 +316,6 @@ class Bench:
                 if "super().reset(seed=seed)" in text:
                     fix = f"{OWN_GENERATOR}, also if the task has no chance in it"
                 self._report(Finding("gymnasium", "warning", f"{text}; {fix}"))
-
-    def _workers(self) -> None:
-        """As training with worker processes plays it: two of them, each with a copy."""
-        limits = dict.fromkeys(("step_timeout_s", "reset_timeout_s"), min(self._order.limit, WORKER_LIMIT_S))
-        how: dict[str, Any] = {"slots": 2, "workers": 2, "seed": self._order.seed, "lockstep": True, **limits}
-        self._watch("workers")
-        try:
-            made = make_environments(self._python, placement="process", **how)
-            with contextlib.closing(made) as pool:
-                for _ in itertools.islice(self._walk(pool), WORKER_STEPS):
-                    self._watch("workers")
-        except (EnvironmentRefused, EnvironmentFailed) as error:
-            head, _, trace = str(error).partition("\n\n")
-            fix = "what a copy needs has to be importable and free in every process, or use placement thread"
-            self._report(Finding("workers", "defect", f"{head}; {fix}", "\n".join(trace.splitlines()[-6:])))
 
 
 def random_actions(

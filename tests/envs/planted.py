@@ -231,15 +231,6 @@ class BeginsAtFive(Walk):
         return super().step(action - 5)
 
 
-class LeaksMemory(Walk):
-    def __init__(self):
-        self.history = []
-
-    def step(self, action):
-        self.history.append(np.ones(25_000))
-        return super().step(action)
-
-
 class LeaksProcesses(Walk):
     def __init__(self):
         self.server = subprocess.Popen(["sleep", "47.11"])

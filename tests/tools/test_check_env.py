@@ -1,6 +1,5 @@
 """Each planted defect is found, by its own name and with its fix; good environments have none."""
 
-import gc
 import re
 
 import gymnasium
@@ -14,12 +13,7 @@ from tests.envs import planted
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """An examination collects garbage before it measures; what the tests themselves hold (torch!) need not be walked each time."""
     monkeypatch.setattr(check_env, "ENDLESS_STEPS", 3_000)
-    monkeypatch.delitem(check_env.STAGES, "workers")
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def examined(name, steps=240, seconds=2.0, **order):
@@ -96,18 +90,12 @@ def test_an_exception_comes_with_its_place_and_the_users_own_lines_only():
     assert "IndexError: list index out of range in step (slot 0, episode 0, step 6)" in found.text
 
 
-def test_memory_that_grows_is_found():
-    (found,) = findings("LeaksMemory", steps=900)
-    assert (found.check, found.verdict) == ("memory", "defect")
-    megabytes = float(re.match(r"([\d,]+) MB more", found.text)[1])
-    assert 150 < megabytes < 350  # two copies, 200 kB a step in each, in two thirds of the steps
-
-
 def test_a_slow_reset_is_told_from_a_slow_step(monkeypatch):
     monkeypatch.setattr(check_env, "STAGES", {name: check_env.STAGES[name] for name in ("build", "play")})
     (found,) = findings("SlowReset", steps=30)
     assert found.verdict == "warning"
-    assert "of the time is spent in reset" in found.text
+    step_ms, reset_ms = map(float, re.search(r"step takes (\S+) ms, reset (\S+) ms", found.text).groups())
+    assert reset_ms > 10 * step_ms
 
 
 GOOD = ["CartPole-v1", "Pendulum-v1", "laser/Catch", "laser/TMaze-5,laser/TMaze-9"]
