@@ -3,46 +3,36 @@
 Minari's own storage writes it, in a hidden folder beside the dataset's place, which is renamed when all of it is there.
 """
 
-import contextlib
 import importlib.metadata
 import itertools
-import logging
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 
 from laser_rl import disk
 from laser_rl.checkpoint import Loaded
-from laser_rl.config import Config, EnvironmentConfig
-from laser_rl.envs.construct import constructor
-from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.envs.masks import KEY
 from laser_rl.envs.records import ActionSpec, BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec, Part
-from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra, require_modules
+from laser_rl.errors import ConfigError, require_modules
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
+from laser_rl.tools.source import starts_in
 from laser_rl.tools.whole_episodes import NO_SEED, EpisodeReader, WholeEpisode
 from laser_rl.training.build import layout_of
 from laser_rl.training.evaluate import chosen_member, newest, spec_in
 from laser_rl.training.files import read_sweep
-from laser_rl.trust import Untrusted
-from laser_rl.types import Array, UnrollLayout
+from laser_rl.types import Array
 
-log = logging.getLogger("laser_rl.tools")
 DATA_FILE = "main_data.hdf5"
 BATCH = 64  # episodes that are handed over at once
 CHUNK_BYTES = 1 << 20  # read and decompressed at once
 GZIP_LEVEL = 1  # higher ones cost several times as long for a few per cent
 WHOSE = ("member", "slot", "task", "episode")  # of an episode's fields, those that its metadata repeats
-Space = spaces.Box | spaces.Discrete | spaces.MultiDiscrete
 
 
 class Dataset(NamedTuple):
@@ -52,20 +42,6 @@ class Dataset(NamedTuple):
     episodes: int
     steps: int
     mean_return: float
-
-
-@dataclass(frozen=True)
-class _Replay:
-    """The replay of a checkpoint and what is known of it, without a network."""
-
-    loaded: Loaded
-    config: Config
-    layout: UnrollLayout
-    family: Family
-    spec: EnvironmentSpec
-    observation: spaces.Box | spaces.Dict
-    action: Space
-    env: EnvSpec | None  # where the environment's own spaces are those of the dataset
 
 
 def export_minari(
@@ -87,7 +63,9 @@ def export_minari(
     given = out or os.environ.get("MINARI_DATASETS_PATH")  # as Minari looks for it
     root = Path(given).absolute() if given else Path.home() / ".minari" / "datasets"
     number = None if member is None else chosen_member(run_dir, member)
-    replay, path = _replay(run_dir, number), root / dataset_id
+    loaded, path = newest(run_dir, replay="salvage"), root / dataset_id
+    if not loaded.segments:
+        raise ConfigError(f"{run_dir} keeps no replay, expected one to export; train with --replay.fraction above 0")
     if path.exists():
         raise ConfigError(
             f"{path} is there already and is not overwritten; choose another version, such as -v1, or remove it "
@@ -97,22 +75,11 @@ def export_minari(
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as work:
         folder = Path(work) / "dataset"
         disk.make_folder(folder / "data")
-        counts = _write(folder / "data", run_dir, replay, number, dataset_id)
+        counts = _write(folder / "data", run_dir, loaded, number, dataset_id)
         _make_namespace(root, path)
         folder.replace(path)
         disk.sync_path(path.parent)
     return Dataset(path, *counts)
-
-
-def _replay(run_dir: Path, member: int | None) -> _Replay:
-    loaded = newest(run_dir, replay="salvage")
-    if not loaded.segments:
-        raise ConfigError(f"{run_dir} keeps no replay, expected one to export; train with --replay.fraction above 0")
-    sweep, spec = read_sweep(run_dir), spec_in(loaded, member)
-    config, family = sweep.base if member is None else sweep.configs[member], family_of(spec.action)
-    layout = layout_of(spec, family, config)
-    known = _own_spaces(config.environment, _observations(spec.observation), _actions(spec.action))
-    return _Replay(loaded, config, layout, family, spec, *known)
 
 
 def _observations(seen: ObservationSpec) -> spaces.Box | spaces.Dict:
@@ -139,29 +106,7 @@ def _observed(seen: ObservationSpec, stored: Array) -> Any:
     return {**found, **({KEY: stored[:, -seen.mask :]} if seen.mask else {})}
 
 
-def _own_spaces(
-    environment: EnvironmentConfig, observation: spaces.Box | spaces.Dict, action: Space
-) -> tuple[spaces.Box | spaces.Dict, Space, EnvSpec | None]:
-    """The environment's own observation space and description, where agents see it in the same form."""
-    stored = observation, action, None
-    if environment.id.startswith("laser/") or is_atari(environment.id) or is_mixture(environment.id):
-        return stored
-    try:
-        with contextlib.closing(constructor(environment.id, environment.options)()) as env:
-            own, spec, others = env.observation_space, env.spec, env.action_space
-        if not isinstance(own, spaces.Box) or others != action:
-            return stored
-        if (own.shape, own.dtype) != (observation.shape, observation.dtype):
-            return stored
-        if spec is not None:
-            spec.to_json()  # not of one that was registered with a class or function instead of a name
-    except (EnvironmentRefused, MissingExtra, Untrusted, gymnasium.error.Error, ValueError) as problem:
-        log.warning("the dataset does not say how to make its environment: %s", problem)
-        return stored
-    return own, action, spec
-
-
-def _actions(action: ActionSpec) -> Space:
+def _actions(action: ActionSpec) -> spaces.Box | spaces.Discrete | spaces.MultiDiscrete:
     if isinstance(action, DiscreteActions):
         return spaces.Discrete(action.count, start=action.start)
     if isinstance(action, BoxActions):
@@ -169,25 +114,27 @@ def _actions(action: ActionSpec) -> Space:
     return spaces.MultiDiscrete(list(action.counts), start=list(action.starts) or None)
 
 
-def environment_actions(family: Family, space: Space, action: Array) -> Array:
+def _taken(spec: ActionSpec, family: Family, action: Array) -> Array:
     """From stored actions [T, ...] to those that the environment took: counted from its own start, or squashed into their bounds."""
-    if not isinstance(space, spaces.Box):
-        return np.asarray(np.asarray(action, np.int64) + space.start)
+    if not isinstance(spec, BoxActions):
+        return np.asarray(np.asarray(action, np.int64) + np.array(starts_in(spec) or (0,)))
     squashed = family.to_environment(torch.from_numpy(np.ascontiguousarray(action))).numpy()
-    return np.asarray(np.clip(squashed, space.low, space.high))
+    return np.asarray(np.clip(squashed, np.array(spec.low, np.float32), np.array(spec.high, np.float32)))
 
 
-def _write(folder: Path, run_dir: Path, replay: _Replay, member: int | None, dataset_id: str) -> tuple[int, int, float]:
+def _write(folder: Path, run_dir: Path, loaded: Loaded, member: int | None, dataset_id: str) -> tuple[int, int, float]:
     """Episodes, and metadata: what Minari reads, and under `laser_rl` what its arrays mean. Returns episodes, steps and the mean return."""
     from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415 - needs the extra
 
-    known = replay.observation, replay.action, replay.env
-    storage = MinariStorage.new(folder, *known, data_format="hdf5", jpeg_encoding=False)
-    returns, waiting = list[float](), iter(EpisodeReader(run_dir, replay.loaded, replay.layout, member))
+    sweep, spec = read_sweep(run_dir), spec_in(loaded, member)
+    config, family = sweep.base if member is None else sweep.configs[member], family_of(spec.action)
+    layout, spaces_of = layout_of(spec, family, config), (_observations(spec.observation), _actions(spec.action))
+    storage = MinariStorage.new(folder, *spaces_of, data_format="hdf5", jpeg_encoding=False)
+    returns, waiting = list[float](), iter(EpisodeReader(run_dir, loaded, layout, member))
     while batch := list(itertools.islice(waiting, BATCH)):
         count = len(returns)
         _prepare(folder / DATA_FILE, count, batch)
-        storage.update_episodes(_buffer(number, episode, replay) for number, episode in enumerate(batch, count))
+        storage.update_episodes(_buffer(number, episode, spec, family) for number, episode in enumerate(batch, count))
         about = [
             {**{name: getattr(episode, name) for name in WHOSE}, "return": float(episode.reward.sum(dtype=np.float64))}
             for episode in batch
@@ -200,22 +147,22 @@ def _write(folder: Path, run_dir: Path, replay: _Replay, member: int | None, dat
             f"the replay of {run_dir} holds no whole episode{whose}: they are longer than what it keeps; "
             "train with a larger --replay.capacity-steps"
         )
-    environment, mean = replay.config.environment, float(np.mean(returns))
+    environment, mean = config.environment, float(np.mean(returns))
     storage.update_metadata({
         "dataset_id": dataset_id,
         "minari_version": importlib.metadata.version("minari"),
         "algorithm_name": "LASER",
         "description": f"Whole episodes of {environment.id} out of the replay of a LASER run, after "
-        f"{replay.loaded.step:,} steps: {len(returns):,} episodes, mean return {mean:.4g}.",
+        f"{loaded.step:,} steps: {len(returns):,} episodes, mean return {mean:.4g}.",
         "laser_rl": {
-            "checkpoint_step": replay.loaded.step,
+            "checkpoint_step": loaded.step,
             "members": "all" if member is None else [member],
             "environment": environment.id,
             "environment_options": environment.options,
-            "tasks": list(replay.spec.tasks),
-            "frame_stack": replay.layout.stack,
-            "action_mask": replay.spec.observation.mask,  # how many of the last numbers of an observation, unless it has a key of its own
-            "behaviour": f"parameters of {replay.family}, from which each action was drawn",
+            "tasks": list(spec.tasks),
+            "frame_stack": layout.stack,
+            "action_mask": spec.observation.mask,  # how many of the last numbers of an observation, unless it has a key of its own
+            "behaviour": f"parameters of {family}, from which each action was drawn",
         },
     })  # fmt: skip
     disk.sync_path(folder / DATA_FILE)
@@ -242,7 +189,7 @@ def _prepare(file: Path, first: int, batch: list[WholeEpisode]) -> None:
             )  # fmt: skip
 
 
-def _buffer(number: int, episode: WholeEpisode, replay: _Replay) -> Any:
+def _buffer(number: int, episode: WholeEpisode, spec: EnvironmentSpec, family: Family) -> Any:
     """Infos have T+1 rows, as Minari has them: row t stands beside observation t. No action answers the last one: NaN, and version -1."""
     from minari.data_collector import EpisodeBuffer  # noqa: PLC0415 - needs the extra
 
@@ -256,8 +203,8 @@ def _buffer(number: int, episode: WholeEpisode, replay: _Replay) -> Any:
     return EpisodeBuffer(
         id=number,
         seed=None if episode.seed == NO_SEED else episode.seed,
-        observations=_observed(replay.spec.observation, episode.observation),
-        actions=environment_actions(replay.family, replay.action, episode.action),
+        observations=_observed(spec.observation, episode.observation),
+        actions=_taken(spec.action, family, episode.action),
         rewards=episode.reward,
         terminations=episode.terminated,
         truncations=episode.truncated,

@@ -59,7 +59,7 @@ def test_its_episodes_equal_the_replays_byte_for_byte(run, tmp_path, monkeypatch
 def test_the_environment_that_it_names_plays_them_again(run, tmp_path, monkeypatch):
     exported(run[0], tmp_path)
     dataset = loaded(tmp_path, monkeypatch)
-    env, played = dataset.recover_environment(), 0
+    env, played = gymnasium.make(dataset.storage.metadata["laser_rl"]["environment"]), 0
     for episode, about in zip(dataset, dataset.storage.get_episode_metadata(range(len(dataset))), strict=True):
         if "seed" not in about:
             continue
@@ -224,7 +224,7 @@ def test_actions_are_those_that_the_environment_took_wherever_it_begins_to_count
         exported(tmp_path / "run", tmp_path / "data")
         dataset = loaded(tmp_path / "data", monkeypatch)
         assert dataset.action_space == environment.action_space
-        assert dataset.env_spec.id == name
+        assert dataset.storage.metadata["laser_rl"]["environment"] == name
     finally:
         gymnasium.registry.pop(name)
     episodes = list(dataset)
@@ -232,15 +232,3 @@ def test_actions_are_those_that_the_environment_took_wherever_it_begins_to_count
     for episode in episodes:
         assert all(environment.action_space.contains(action) for action in episode.actions)
         assert np.array_equal(np.stack([np.resize(one, 2) for one in episode.actions]), episode.observations[1:])
-
-
-def test_an_environment_that_was_registered_with_its_class_is_not_named(tmp_path, monkeypatch, caplog):
-    """Gymnasium writes no class into a file."""
-    gymnasium.register("ByClass-v0", entry_point=Counted)
-    try:
-        finish(small("ByClass-v0", steps=300), tmp_path / "run")
-        exported(tmp_path / "run", tmp_path / "data")
-    finally:
-        gymnasium.registry.pop("ByClass-v0")
-    assert loaded(tmp_path / "data", monkeypatch).env_spec is None
-    assert "does not say how to make its environment" in caplog.text
