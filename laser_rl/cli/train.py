@@ -17,7 +17,7 @@ from laser_rl.cli.flags import Typed, begin, grid_of, random_of, typed
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.display import flat_settings, label
-from laser_rl.metrics.tracking import commands, named, tracked, trackers
+from laser_rl.metrics.tracking import named, tracked, trackers
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import MemberResult, Result
 from laser_rl.training.files import command_for, new_path, read_sweep, require_trusted
@@ -239,8 +239,6 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
     if can_be_filmed(best.config.environment):
         print(f"watch:    {command_for('enjoy', path)}{member} --video {shlex.quote(str(path / 'video.mp4'))}")
     print(f"curves:   tensorboard --logdir {folder}")
-    for command in commands(path):
-        print(f"tracked:  {command}")
     return 0
 
 

@@ -156,20 +156,12 @@ class Console:
         parts = [f"{label} {text}" for label, text in self._known().items() if label not in display.TABLE_ONLY]
         if len(self._members) == 1:
             return " | ".join(parts)
-        members, returns = [], self._returns()
+        returns = self._returns()
         if returns:
-            ends = [choose(returns, key=returns.__getitem__) for choose in (max, min)]
-            best, worst = (f"{display.short(returns[member])} (member {member})" for member in ends)
-            members.append(
-                f"{self._measure()} best {best}, mean {display.short(mean(returns.values()))}, worst {worst}"
-            )
-        shares = [_trusted(k, one.values) for k, one in enumerate(self._members)]
-        own, others = mean(own for own, _ in shares), mean(others for _, others in shares)
-        trusted = [
-            f"{name} {display.share(one)}" for name, one in (("own", own), ("others", others)) if math.isfinite(one)
-        ]
-        members += [f"trusted {', '.join(trusted)}"] if trusted else []
-        return " | ".join([*parts[:2], *members, *parts[2:]])
+            best, worst = (choose(returns, key=returns.__getitem__) for choose in (max, min))
+            ends = f"best {display.short(returns[best])} (member {best}), worst {display.short(returns[worst])} (member {worst})"
+            parts.insert(2, f"{self._measure()} mean {display.short(mean(returns.values()))}, {ends}")
+        return " | ".join(parts)
 
     def _table(self) -> RenderableType:
         known = self._known()

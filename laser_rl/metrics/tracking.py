@@ -15,7 +15,6 @@ import os
 import posixpath
 import queue
 import re
-import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +36,6 @@ _MOST_WAITING = 1000  # rows, some hundred bytes each
 _LAST_ROWS_S = 30.0
 _LOOK_S, _PATIENCE_S = 0.5, 2.0
 ALL = -1  # rows of no member
-_MLRUNS = "mlruns"
 _MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500  # of one call, and of one value: what every store of MLflow takes
 
 
@@ -114,7 +112,7 @@ class _MlflowRun:
         if not address:
             # A database instead, as MLflow would like, needs SQLAlchemy and more: these files are for one run and one writer.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            address = ((about.folder or Path()) / _MLRUNS).resolve().as_uri()
+            address = ((about.folder or Path()) / "mlruns").resolve().as_uri()
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._client: Any = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri=address)
         if known:
@@ -283,21 +281,6 @@ def book_path(folder: Path, tracker: str) -> Path:
 def tracked(folder: Path) -> tuple[str, ...]:
     """The trackers that a run directory's run was started with."""
     return tuple(tracker for tracker in _TRACKERS if book_path(folder, tracker).exists())
-
-
-def commands(folder: Path) -> list[str]:
-    """For each tracker that has got rows of a run, the command that shows them."""
-    quoted = shlex.quote(str(folder))
-    found = {
-        "wandb": f"wandb sync {quoted}/wandb/offline-run-*",
-        "trackio": f"trackio show --project {PROJECT}",
-        "mlflow": f"MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {quoted}/{_MLRUNS}",
-    }
-    if os.environ.get("WANDB_MODE", "offline") != "offline":
-        found["wandb"] = "wandb, as its environment variables say"
-    if "MLFLOW_TRACKING_URI" in os.environ:
-        found["mlflow"] = "mlflow, as its environment variables say"
-    return [found[tracker] for tracker in tracked(folder) if _ids_in(book_path(folder, tracker))]
 
 
 def _ids_in(book: Path | None) -> dict[str, str]:

@@ -36,15 +36,6 @@ try:
             seen["devices"].append(f"{own.name}, {own.total_memory / 1e9:.0f} GB")
         ones = torch.ones(64, 64, device="cuda")
         seen["matmul"] = "works" if bool(((ones @ ones) == 64).all()) else "gives wrong numbers"
-        from laser_rl import cuda
-        if not cuda.available():
-            seen["kernels"] = "triton is not installed"
-        else:
-            import triton
-            from laser_rl.cuda import pointwise, shapes
-            c, bias = torch.randn(8, 5, 5, 16, device="cuda"), torch.randn(16, device="cuda")
-            same = torch.equal(pointwise.bias_rectify(c, bias), shapes.bias_rectify(c, bias))
-            seen["kernels"] = f"works, triton {triton.__version__}" if same else "another result than plain PyTorch"
 except Exception as error:
     seen["why"] = f"{type(error).__name__}: {error}"[:300]
 print("\\n" + json.dumps(seen))
@@ -186,10 +177,8 @@ def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:
         yield Probe("GPU", "warning", f"{', '.join(driver_gpus)}, but {why}", todo)
     else:
         yield Probe("GPU", "good", "; ".join(seen["devices"]))
-        broken = "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"
-        slow = "pip install triton; without our kernels the network runs, more slowly"
-        parts: list[tuple[str, Verdict, str]] = [("matmul", "bad", broken), ("kernels", "warning", slow)]
-        for part, verdict, todo in parts:
-            text = seen.get(part, seen.get("why", "not tried"))
-            good = text.startswith("works")
-            yield Probe(f"GPU {part}", "good" if good else verdict, text, "" if good else todo)
+        computed = seen.get("matmul", seen.get("why", "not tried"))
+        todo = "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"
+        yield (
+            Probe("GPU matmul", "good", computed) if computed == "works" else Probe("GPU matmul", "bad", computed, todo)
+        )

@@ -74,8 +74,8 @@ def test_the_line_names_the_best_and_the_worst_and_adds_up_the_rest():
     clock.now = 9.0
     console.flush()
     assert output.getvalue().splitlines()[-1] == (
-        "step 300 of 3,000 (10 %) | update 30 | return best 90 (member 1), mean 50, worst 20 (member 0) "
-        "| trusted own 90.0 %, others 20.0 % | left 0:00:09 | steps/s 300 | updates/s 6 | replay 25.0 % full"
+        "step 300 of 3,000 (10 %) | update 30 | return mean 50, best 90 (member 1), worst 20 (member 0) "
+        "| left 0:00:09 | steps/s 300 | updates/s 6 | replay 25.0 % full"
     )
 
 
@@ -141,7 +141,7 @@ def test_what_is_not_a_number_is_neither_best_nor_worst():
     for member, value in enumerate((float("nan"), 3.0, 5.0)):
         write_train(console, member, return_mean=value)
     console.close()
-    assert "best 5 (member 2), mean 4, worst 3 (member 1)" in output.getvalue()
+    assert "mean 4, best 5 (member 2), worst 3 (member 1)" in output.getvalue()
 
 
 @pytest.mark.parametrize("make", [plain, live])
