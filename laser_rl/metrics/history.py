@@ -6,7 +6,7 @@ forged, so the number of members, tables and names is bounded.
 
 import math
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -128,15 +128,12 @@ class History:
         self._tables: dict[tuple[str, int], Table] = {}
         self._newest: dict[tuple[str, int], deque[Row]] = {}
         self._counted: dict[tuple[int, str], tuple[int, float]] = {}
-        self.void = 0  # rows that resumptions made void; only of a log that was read as a whole
-        self.not_finite: Counter[str] = Counter()  # how many rows of training have which number that is not finite
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Take the rows of a log that hold."""
-        stream, history = Stream(path), cls()
-        history.add(stream)
-        history.void = stream.void
+        history = cls()
+        history.add(Stream(path))
         return history
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -226,10 +223,6 @@ class History:
             for name in _COUNTERS:
                 if name in seen:
                     self._count(member, name, _column(rows, name))
-            for row in rows:
-                if not math.isfinite(sum([value for value in row.values() if value.__class__ is float])):
-                    bad = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-                    self.not_finite.update(bad[:_MOST_NAMES])
 
     def _count(self, member: int, name: str, values: Array) -> None:
         past, last = self._counted.get((member, name), (0, 0.0))

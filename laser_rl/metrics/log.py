@@ -153,11 +153,11 @@ class Limit(NamedTuple):
 class Stream:
     """The rows of a log that hold, in order: those that no later mark of a resume of the same member makes void.
 
-    Rows may be appended meanwhile; those after the first pass are left out. `void` counts the rows that did not hold.
+    Rows may be appended meanwhile; those after the first pass are left out.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path, self.void, self._end = Path(path), 0, 0
+        self._path, self._end = Path(path), 0
         with contextlib.suppress(FileNotFoundError):
             self._end = self._path.lstat().st_size
 
@@ -179,7 +179,6 @@ class Stream:
                 if own and _is_mark(row):
                     own.pop()
                 elif own and own[-1].voids(row):
-                    self.void += 1
                     continue
                 yield row
 

@@ -1,6 +1,5 @@
 """`laser verify`: is every file of a run or sweep what was written? Reads only, and repairs nothing."""
 
-import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -71,7 +70,8 @@ def findings(run_dir: Path) -> Iterator[FileFinding]:
         if (run_dir / name).exists():
             yield _checked(name, partial(check, run_dir))
     segments: dict[str, SegmentEntry] = {}
-    for name in _folders(run_dir):
+    goes_on = checkpoint.owner(run_dir) is not None
+    for name in (name for name in names_in(run_dir / CHECKPOINTS) if name.startswith("step-")):
         folder, shown = run_dir / CHECKPOINTS / name, f"{CHECKPOINTS}/{name}"
         found = _checked(shown, partial(_checkpoint, folder, segments))
         if not name.removeprefix("step-").isdecimal():
@@ -80,9 +80,9 @@ def findings(run_dir: Path) -> Iterator[FileFinding]:
             yield found
     for entry in sorted(segments.values(), key=lambda entry: entry.first_id):
         found = _checked(f"{REPLAY}/{entry.name}", partial(_segment, run_dir / REPLAY, entry))
-        if found.state == "whole" or entry.name in _named(run_dir):
+        if found.state == "whole" or not goes_on or (run_dir / REPLAY / entry.name).exists():
             yield found
-    if checkpoint.owner(run_dir) is None:  # what a living writer has not finished yet looks the same
+    if not goes_on:  # what a living writer has not finished yet looks the same
         yield from _left_over(run_dir, segments)
 
 
@@ -162,18 +162,6 @@ def _segment(folder: Path, entry: SegmentEntry) -> str:
         why = f"{problem.why}; {readable:,} of {entry.count:,} unrolls can be read, and a resume takes those"
         raise Damaged(problem.path, why) from problem
     return f"{entry.count:,} unrolls, {entry.bytes / 1e6:,.1f} MB"
-
-
-def _folders(run_dir: Path) -> list[str]:
-    return [name for name in names_in(run_dir / CHECKPOINTS) if name.startswith("step-")]
-
-
-def _named(run_dir: Path) -> set[str]:
-    names: set[str] = set()
-    for name in _folders(run_dir):
-        with contextlib.suppress(UserError):
-            names |= {entry.name for entry in manifest.read(run_dir / CHECKPOINTS / name).segments}
-    return names
 
 
 def _text(run_dir: Path, files: Sequence[FileFinding]) -> str:

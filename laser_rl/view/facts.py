@@ -79,17 +79,13 @@ def details(subject: Subject, films: Sequence[Film]) -> Data:
 
 
 def notices(subject: Subject) -> list[list[str]]:
-    """What a reader must not overlook, as (level, sentence): the state, faults, numbers that are not finite, void rows."""
+    """What a reader must not overlook, as (level, sentence): the state, faults, resumptions."""
     found = _state_notices(subject)
     for name, (_, sentence) in FAULTS.items():
         counts = {member: count for member, count in _counts(subject, name).items() if count}
         if counts:
             whose = f": {_whose(counts)}" if subject.is_sweep else ""
             found.append(["warning", f"{sum(counts.values()):,} {sentence}{whose}."])
-    bad = subject.history.not_finite
-    if bad:
-        which = ", ".join(f"{_text(name)} ({count:,} rows)" for name, count in sorted(bad.items())[:_MOST_NAMED])
-        found.append(["warning", f"Numbers of training that are not finite, left out of the charts: {which}."])
     return found + _resumed(subject)
 
 
@@ -179,9 +175,7 @@ def _resumed(subject: Subject) -> list[list[str]]:
         return []
     steps = ", ".join(f"{step:,.0f}" for step in marks[:_MOST_NAMED])
     more = f" and {len(marks) - _MOST_NAMED} more" if len(marks) > _MOST_NAMED else ""
-    void = subject.history.void
-    left_out = f"; {void:,} rows that were written after the checkpoint are void and left out" if void else ""
-    return [["note", f"Resumed at step {steps}{more} (dotted in the charts){left_out}."]]
+    return [["note", f"Resumed at step {steps}{more} (dotted in the charts); rows after the checkpoint are left out."]]
 
 
 def _machine(subject: Subject) -> dict[str, Any]:

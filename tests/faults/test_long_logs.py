@@ -140,7 +140,6 @@ def test_what_is_kept_of_a_long_log_is_little_and_tells_what_has_to_be_told():
     history.add([*rows, {**rows[-1], "kl": math.inf}])
     kept = history.kept()
     assert kept == [*rows[-9:], {**rows[-1], "kl": math.inf}]
-    assert history.not_finite == {"kl": 1}
     assert history.count(0, "skipped_updates") == 250 * 99
     line = history.line("train", 0, "kl")
     assert len(line.x) <= 2000
