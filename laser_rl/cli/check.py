@@ -28,7 +28,6 @@ class CheckEnv(Order):
     """Everything as JSON."""
 
     def __call__(self) -> int:
-        """Examine it and print what was found."""
         from laser_rl.recipes import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
 
         if min(self.steps, self.slots) < 1 or self.seconds <= 0:
@@ -114,7 +113,6 @@ class Doctor:
     """Everything as JSON."""
 
     def __call__(self) -> int:
-        """Print a line for each probe."""
         lines: list[doctor.Probe] = []
         for line in doctor.looked_at(self.run_dir):
             lines.append(line)

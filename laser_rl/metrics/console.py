@@ -24,8 +24,6 @@ _REFRESH_SECONDS, _LINE_SECONDS = 0.25, 5.0  # between two drawings of the table
 
 @dataclass
 class _Seen:
-    """What the rows of a member have said so far."""
-
     steps: int = 0
     updates: int = 0
     values: dict[str, Value] = field(default_factory=dict)
@@ -181,7 +179,6 @@ class Console:
         return table
 
     def _lines(self, totals: str) -> Group:
-        """A line a member."""
         returns, names = self._returns(), dict.fromkeys(name for one in self._settings for name in one)
         if not any(one.values for one in self._members):
             totals = f"{len(self._members)} members, starting"

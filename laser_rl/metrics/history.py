@@ -167,7 +167,6 @@ class History:
         return self._tables.get((kind, self._key(member)), Table()).line(name, axis)
 
     def names(self, kind: Kind, member: int) -> Iterable[str]:
-        """Which numbers there are."""
         return self._tables.get((kind, self._key(member)), Table()).names
 
     def count(self, member: int, name: str) -> int:

@@ -42,7 +42,6 @@ def film_name(step: int, member: int | None = None) -> str:
 
 
 def facts_path(video: Path) -> Path:
-    """The JSON file beside a film."""
     return video.with_suffix(".json")
 
 

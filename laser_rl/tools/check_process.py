@@ -3,7 +3,6 @@
 The child sends JSON through a pipe: each finding as soon as it is made, and each call of the environment's code before it begins.
 """
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -12,7 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -62,37 +61,31 @@ class Examination:
 
 
 def examine(order: Order, say: Callable[[str], None] = lambda stage: None) -> Examination:
-    """Examine an environment; refuses a name that is not known. `say` is told the name of each stage as it begins."""
-    found = Examination(order.id)
-    with contextlib.closing(_messages(order)) as messages:
-        for message in messages:
-            if "stage" in message:
-                say(message["stage"])
-            found.take(message)
-    found.complete()
-    return found
+    """Examine an environment; refuses a name that is not known. `say` is told the name of each stage as it begins.
 
-
-def _messages(order: Order) -> Generator[dict[str, Any], None, None]:
-    """What the process says; a hang or a crash is told as a last finding. At the end nothing is left of it, nor of what it started."""
+    A hang or a crash is a last finding. At the end nothing is left of the process, nor of what it started.
+    """
+    found, place = Examination(order.id), "import"
     pipe, theirs = Pipe(duplex=False)
-    arguments, at = [str(theirs.fileno()), str(os.getpid()), json.dumps(asdict(order))], ("import", 0, 0)
+    arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(asdict(order))]
     with pipe, tempfile.TemporaryFile() as output:  # what a user prints is not our table
         process = start_python("laser_rl.tools.check_process", arguments, (theirs.fileno(),), output)
         theirs.close()
         try:
             while pipe.poll(order.limit):
                 message: dict[str, Any] = json.loads(pipe.recv_bytes())
-                at = message.get("at", at)
-                yield message
-            text = f"no answer within {order.limit:g} s: it hangs in {place_of(at)}"
+                place = place_of(message["at"]) if "at" in message else place
+                if "stage" in message:
+                    say(message["stage"])
+                found.take(message)
+            text = f"no answer within {order.limit:g} s: it hangs in {place}"
             fix = "give what it waits for a timeout (the stack is below); if it is only slow, raise --limit"
             start = output.seek(0, os.SEEK_END)
             process.send_signal(signal.SIGUSR1)
             time.sleep(0.5)  # for its last words
             frames = [line for line in _printed(output, start) if line.lstrip().startswith("File")]
             stack = "\n".join(line for line in frames if not any(part in line for part in FOREIGN))[:2_000]
-            yield {"finding": asdict(Finding("answers", "defect", f"{text}; {fix}", stack))}
+            found.findings.append(Finding("answers", "defect", f"{text}; {fix}", stack))
         except EOFError:
             fate = fate_of(process.pid, wait_s=10.0)
             if fate is None or (fate.si_code, fate.si_status) != (os.CLD_EXITED, 0):
@@ -100,10 +93,14 @@ def _messages(order: Order) -> Generator[dict[str, Any], None, None]:
                 killed = fate is not None and fate.si_code != os.CLD_EXITED
                 how = f"signal {signal.Signals(status).name}" if killed else f"exit status {status}"
                 fix = "nothing in an environment may end its process: look at native code, os._exit and sys.exit"
-                text = f"the process ended with {how} in {place_of(at)}; {fix}"
-                yield {"finding": asdict(Finding("errors", "defect", text, "\n".join(_printed(output, 0)[-8:])))}
+                last_words = "\n".join(_printed(output, 0)[-8:])
+                found.findings.append(
+                    Finding("errors", "defect", f"the process ended with {how} in {place}; {fix}", last_words)
+                )
         finally:
             end_group(process)
+    found.complete()
+    return found
 
 
 def _printed(output: IO[bytes], start: int) -> list[str]:
