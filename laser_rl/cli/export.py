@@ -9,7 +9,7 @@ import tyro
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
-from laser_rl.tools.hub import hub_api, require_login, upload, write_folder
+from laser_rl.tools.hub import hub_api, upload, write_folder
 from laser_rl.tools.minari_dataset import export_minari
 from laser_rl.tools.onnx_policy import export_onnx
 from laser_rl.tools.source import copy_run, load_source
@@ -94,8 +94,6 @@ class Push:
         if self.out is not None:
             raise ConfigError("--out is for --dry-run; an upload leaves no folder behind")
         api = hub_api()
-        print("asking the Hugging Face Hub who you are …", flush=True)
-        require_login(api)
         with tempfile.TemporaryDirectory(prefix="laser-push-") as folder:
             _prepare(self, Path(folder))
             print(f"sending it to the Hugging Face Hub as {self.repo_id}; Ctrl-C stops it", flush=True)

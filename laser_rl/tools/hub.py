@@ -144,14 +144,9 @@ def hub_api() -> Any:
     return HfApi(library_name="laser-rl", library_version=__version__)
 
 
-def require_login(api: Any) -> None:
-    with _asked("does not know you", "log in with 'hf auth login', or set HF_TOKEN to a token with the right to write"):
-        api.whoami()
-
-
 def upload(api: Any, folder: Path, repo_id: str, *, public: bool, message: str) -> str:
     """Send a folder of `write_folder`; returns the address. What the Hub refuses is said in one line."""
-    todo = "check its name (OWNER/NAME), your rights there and the network, then try again"
+    todo = "check its name (OWNER/NAME), your login ('hf auth login', or HF_TOKEN), your rights there and the network, then try again"
     with _asked(f"refused {repo_id}", todo):
         address = api.create_repo(repo_id, repo_type="model", private=not public, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=str(folder), repo_type="model", commit_message=message)

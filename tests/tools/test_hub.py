@@ -24,11 +24,9 @@ class FakeHub:
     def __init__(self, *, known=True, refuses=False):
         self.known, self.refuses, self.asked, self.files = known, refuses, [], []
 
-    def whoami(self):
+    def create_repo(self, repo_id, **named):
         if not self.known:
             raise OSError("Token is required, but no token found. See the documentation.")
-
-    def create_repo(self, repo_id, **named):
         self.asked.append((repo_id, named))
         if self.refuses:
             raise ValueError("403 Forbidden: you cannot write there.\nmore")
@@ -116,13 +114,13 @@ def test_an_upload_is_private_unless_asked_and_leaves_nothing_behind(run, api, c
     assert api.asked[-1][1]["private"] is False
 
 
-def test_without_login_nothing_is_prepared(run, api, capsys):
+def test_without_login_nothing_is_sent(run, api, capsys):
     api.known = False
     assert main(["push", str(run[0]), "somebody/cartpole"]) == 2
     said = capsys.readouterr().err
     assert "hf auth login" in said
     assert "See the documentation" not in said
-    assert api.asked == []
+    assert (api.asked, api.files) == ([], [])
 
 
 def test_what_the_hub_refuses_is_one_line(run, api, capsys):
