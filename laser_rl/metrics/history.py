@@ -176,9 +176,9 @@ class History:
 
     def newest(self, kind: Kind, member: int | None = None) -> list[Row]:
         """The newest rows of a kind, in order: of each member, or of one."""
-        wanted = None if member is None else self._key(member)
-        every = sorted(self._newest.items())
-        return [row for (its, own), rows in every if its == kind and wanted in {None, own} for row in rows]
+        if member is not None:
+            return list(self._newest.get((kind, self._key(member)), ()))
+        return [row for (its, _), rows in sorted(self._newest.items()) if its == kind for row in rows]
 
     def kept(self) -> list[Row]:
         """The newest rows of each kind and member, all exploits that are kept, and the last row."""
