@@ -69,11 +69,10 @@ def test_version_and_help_run_from_the_wheel_without_any_dependency(empty_enviro
 
 def test_a_command_runs_from_the_wheel(empty_environment, tmp_path):
     here = Path(pytest.__file__).parents[1]  # lend it this environment's packages
-    result = run(
-        empty_environment / "bin" / "laser", "theory", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(here)}
-    )
+    laser = empty_environment / "bin" / "laser"
+    result = run(laser, "config", "show", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(here)})
     assert result.returncode == 0, result.stderr
-    assert "Proposition 1" in result.stdout
+    assert "recipe: cartpole" in result.stdout
 
 
 @pytest.mark.slow
@@ -83,7 +82,7 @@ def test_wheel_installs_with_its_dependencies(wheel, tmp_path):
     for what in ("torch", wheel):
         result = run(python, "-m", "pip", "install", "--quiet", "--constraint", constraints, what)
         assert result.returncode == 0, result.stderr
-    result = run(tmp_path / "bin" / "laser", "theory", cwd=tmp_path)
+    result = run(tmp_path / "bin" / "laser", "config", "show", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
 
 

@@ -38,7 +38,6 @@ COMMANDS = {
     "dashboard": ("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),
     "compare": ("cli.show", "Compare", "Atari runs beside the paper's scores of LASER and Rainbow, game by game"),
     "experiment": ("cli.experiment", "experiment_command", "the paper's figures and tables, with verdicts"),
-    "theory": ("research.propositions", "Theory", "the paper's five propositions, computed on a random process"),
 }
 
 

@@ -1,7 +1,7 @@
 """The paper's five propositions as things one can compute, on tabular Markov decision processes.
 
 Policies are probability tables [S, A]. Nothing here samples: values come from linear equations, so the propositions
-hold or fail by numbers. docs/theory.md is an example of each function; `laser theory` prints them for a random process.
+hold or fail by numbers. docs/theory.md is an example of each function.
 """
 
 import math
@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laser_rl.ops import checks
 from laser_rl.ops.trust_region import implied_log_probs
 
 Estimator = Literal["vtrace", "importance"]
@@ -35,10 +34,6 @@ class Operator(NamedTuple):
 
 def random_mdp(states: int, actions: int, *, discount: float = 0.9, generator: torch.Generator | None = None) -> MDP:
     """A process drawn at random: transitions uniform on the simplex, rewards standard normal."""
-    if checks.active():
-        some = states > 0 and actions > 0
-        checks.require(some, f"{states} states and {actions} actions, expected at least one of each")
-        checks.require(0 <= discount < 1, f"discount is {discount}, expected at least 0 and below 1")
     transition = random_policy(states * actions, states, generator=generator).reshape(states, actions, states)
     reward = torch.randn(states, actions, dtype=torch.float64, generator=generator)
     return MDP(transition, reward, discount)

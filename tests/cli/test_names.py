@@ -180,7 +180,7 @@ def test_status_does_not_import_torch(tmp_path):
     assert (done.returncode, "not begun" in done.stdout) == (0, True)
 
 
-SLOW = [pytest.param(words, marks=pytest.mark.slow) for words in (["status", "--help"], ["theory"], ["config", "show"])]
+SLOW = [pytest.param(words, marks=pytest.mark.slow) for words in (["status", "--help"], ["config", "show"])]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], *SLOW])

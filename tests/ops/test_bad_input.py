@@ -13,7 +13,6 @@ from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 from laser_rl.ops.recurrence import backward_recurrence
 from laser_rl.ops.vtrace import importance_sampled, vtrace
-from laser_rl.research import theory
 
 pytestmark = pytest.mark.usefixtures("as_in_production")
 
@@ -88,7 +87,6 @@ GOOD = {
     gaussian.log_prob: {"parameters": torch.zeros(3, 2), "action": torch.zeros(3, 1)},
     gaussian.entropy: {"parameters": torch.zeros(3, 2)},
     gaussian.to_environment: {"action": torch.zeros(3, 1)},
-    theory.random_mdp: {"states": 2, "actions": 2},
 }  # fmt: skip
 
 
@@ -241,11 +239,6 @@ CASES = [
     *[(DiagonalGaussian, {"low": low, "high": high}, f"low has {len(low)} entries and high {len(high)}, expected the same number, at least 1") for low, high in (((0.0, 0.0), (1.0,)), ((), ()))],
     *[(DiagonalGaussian, {"low": (low,), "high": (high,)}, f"bounds ({low}, {high}) are neither two finite numbers in order nor (-inf, inf); give a dimension with one bound a second one")
       for low, high in ((-math.inf, 1.0), (0.0, math.inf), (1.0, 1.0), (math.nan, 1.0))],
-    # theory
-    (theory.random_mdp, {"states": 0}, "0 states and 2 actions, expected at least one of each"),
-    (theory.random_mdp, {"actions": 0}, "2 states and 0 actions, expected at least one of each"),
-    (theory.random_mdp, {"discount": 1.0}, "discount is 1.0, expected at least 0 and below 1"),
-    (theory.random_mdp, {"discount": -0.1}, "discount is -0.1, expected at least 0 and below 1"),
 ]  # fmt: skip
 
 
