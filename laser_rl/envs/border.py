@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from laser_rl.envs.masks import ADVICE, CHOICES, KEY, BadMask
 from laser_rl.envs.records import Array, ObservationSpec
-from laser_rl.envs.spaces import Convert, Joined, flat_scales, leaves_of, named, spec_of
+from laser_rl.envs.spaces import leaves_of, named, spec_of
 from laser_rl.errors import EnvironmentRefused
 
 LOGGER = logging.getLogger("laser_rl.envs")
@@ -40,36 +40,30 @@ def warn_once(name: str, key: str, sentence: str) -> None:
 
 
 class Bounds:
-    """Compares stored observations with the bounds that their space declares, until one leaves them: then it warns, once."""
+    """Compares observations with the bounds that their space declares, until one leaves them: then it warns, once."""
 
-    def __init__(self, space: spaces.Space[Any], spec: ObservationSpec, convert: Convert, warn: Warn) -> None:
-        self._warn, self._numbers = warn, spec.numbers
-        leaves = _looked_at(space, spec, "")
-        self._boxes = [(path, leaf) for path, leaf in leaves if isinstance(leaf, spaces.Box)]
-        self._ends: list[tuple[Any, Any]]  # of each part
-        if isinstance(convert, Joined):
-            self._ends = convert.ends()
-        elif isinstance(space, spaces.Box):  # pictures are turned, as their values are
-            low, high = (convert(bound).astype(spec.dtype).reshape(-1) for bound in (space.low, space.high))
-            self._ends = [(low, high)]
-        else:
-            flat: Any = spaces.flatten_space(space)
-            # Scaled like the values, so that a value at its bound is never outside.
-            low, high = (bound.astype(np.float32) * flat_scales(space, "") for bound in (flat.low, flat.high))
-            self._ends = [(low, high)]
-        self.watching = bool(self._boxes and any(map(_narrow, self._ends)))
-        self._lows, self._highs = (ends[:FEW].tolist() for ends in self._ends[0])
+    def __init__(self, space: spaces.Space[Any], spec: ObservationSpec, warn: Warn) -> None:
+        self._warn = warn
+        boxes = [(path, leaf) for path, leaf in _looked_at(space, spec, "") if isinstance(leaf, spaces.Box)]
+        self._boxes = [(path, box) for path, box in boxes if _narrow(box)]
+        self.watching = bool(self._boxes)
+        self._ends: tuple[list[float], list[float]] | None = None  # where numbers are stored as they come
+        if isinstance(space, spaces.Box) and space.shape == spec.shape:
+            low, high = (end.astype(np.float32).reshape(-1).tolist() for end in (space.low, space.high))
+            self._ends = low, high
 
-    def around(self, values: list[float]) -> bool:
-        return all(map(operator.le, self._lows, values)) and all(map(operator.le, values, self._highs))
+    def around(self, stored: list[float]) -> bool:
+        """Whether a few stored numbers are within, as far as they tell: False sends to `look`."""
+        if self._ends is None:
+            return False
+        low, high = self._ends
+        return all(map(operator.le, low, stored)) and all(map(operator.le, stored, high))
 
-    def look(self, stored: NDArray[Any], observations: Sequence[Any], where: Callable[[], str]) -> None:
-        """At the observations of one or several slots: `stored`, one a row, and as the environment gave them."""
-        parts = self._numbers(stored.reshape(len(observations), -1)).values()
-        outside = [((part < low) | (part > high)).any(1) for part, (low, high) in zip(parts, self._ends, strict=True)]
-        for index in np.flatnonzero(np.any(outside, 0)).tolist():
+    def look(self, observations: Sequence[Any], where: Callable[[], str]) -> None:
+        """At the observations of one or several slots, as the environment gave them."""
+        for observation in observations:
             for path, box in self._boxes:
-                value = functools.reduce(operator.getitem, path, observations[index])
+                value = np.asarray(functools.reduce(operator.getitem, path, observation)).reshape(box.shape)
                 for at in np.argwhere((value < box.low) | (value > box.high)):
                     place, key, self.watching = tuple(at.tolist()), named("observation", path), False
                     return self._warn(
@@ -88,10 +82,11 @@ def _looked_at(
     return [(path, leaf) for path, leaf in leaves_of(space, name) if not spec.mask or path[0] != KEY]
 
 
-def _narrow(ends: tuple[NDArray[Any], NDArray[Any]]) -> bool:
-    """Whether a stored value can be outside of these."""
-    least, most = (0, 255) if ends[0].dtype == np.uint8 else (-np.inf, np.inf)
-    return bool(((ends[0] > least) | (ends[1] < most)).any())
+def _narrow(box: spaces.Box) -> bool:
+    """Whether a value of its type can be outside of it."""
+    limits = np.iinfo(box.dtype) if np.issubdtype(box.dtype, np.integer) else None
+    least, most = (-np.inf, np.inf) if limits is None else (limits.min, limits.max)
+    return box.dtype != np.bool_ and bool(((box.low > least) | (box.high < most)).any())
 
 
 FULL_ROWS = 100
@@ -120,7 +115,7 @@ class Border:
         self._shape, self._dtype = self._space.shape, self._space.dtype
         fits = {np.dtype(np.float32), np.dtype(np.uint8), np.dtype(bool)}
         self._may_overflow = not (self._is_box and self._dtype in fits)
-        self._bounds = Bounds(self._space, seen, self._convert, warn)
+        self._bounds = Bounds(self._space, seen, warn)
         self._full_left, self._episode, self._step = FULL_ROWS, -1, 0
         self.bind(np.zeros(seen.shape, seen.dtype))
 
@@ -187,7 +182,7 @@ class Border:
                 if not np.isfinite(part).all():
                     raise BadValue("observation", _first_bad(part))
         if watching:
-            self._bounds.look(flat, [observation], self.where)
+            self._bounds.look([observation], self.where)
 
     def _convert_carefully(self, observation: Any, *, last: bool) -> None:
         try:

@@ -58,7 +58,7 @@ def named(whole: str, path: tuple[Any, ...]) -> str:
     return whole + "".join(f"[{label!r}]" for label in path)
 
 
-def flat_scales(space: Space, name: str) -> NDArray[np.float32]:
+def _flat_scales(space: Space, name: str) -> NDArray[np.float32]:
     """What each number is multiplied by when a space is flattened: bytes are brought to at most 1, all else stays."""
     parts = [np.full(spaces.flatdim(leaf), leaf_scale(leaf), np.float32) for _, leaf in leaves_of(space, name)]
     return np.concatenate([np.empty(0, np.float32), *parts])
@@ -69,7 +69,7 @@ def observation_border(space: Space, name: str, action: ActionSpec | None = None
     if isinstance(space, PictureWithInstruction):
         # Its channels are first, whatever its width.
         return ObservationSpec(space.shape, "uint8", _scale(space), WORDS), _as_it_is
-    scales = flat_scales(space, name)
+    scales = _flat_scales(space, name)
     _refuse_empty(scales.size, space, name, "observation_space")
     if isinstance(space, spaces.Box):
         return _box_observation(space)
@@ -155,20 +155,6 @@ class Joined:
             mask = masks.read_mask(value.get(masks.KEY), self._choices, last=last)
             found.append(mask if self.spec.parts else mask.astype(np.float32))
         return np.concatenate([one.view(np.uint8) for one in found] if self.spec.parts else found)
-
-    def ends(self) -> list[tuple[Array, Array]]:
-        """The smallest and largest values of each part, as it is stored."""
-        found: list[tuple[Array, Array]] = []
-        for _, leaf, seen, sees in self._pictures:
-            low, high = (sees(end).astype(seen.dtype).reshape(-1) for end in (leaf.low, leaf.high))
-            found.append((low, high))
-        flat: list[tuple[Any, float]] = [(spaces.flatten_space(leaf), scale) for _, leaf, scale in self._rest]
-        if flat:
-            lows, highs = (
-                [(getattr(one, end) * scale).astype(np.float32) for one, scale in flat] for end in ("low", "high")
-            )
-            found.append((np.concatenate(lows), np.concatenate(highs)))
-        return found
 
 
 def _unused(key: str, parts: list[Part]) -> str:

@@ -38,7 +38,7 @@ class VectorAdapter(Environments):
         space = masks.with_mask(space, actions) if self._mask_in_info else space
         self.spec, (self._see, self._act) = spec_of(space, actions, name)
         seen = self.spec.observation
-        self._bounds = Bounds(space, seen, self._see, functools.partial(warn_once, name))
+        self._bounds = Bounds(space, seen, functools.partial(warn_once, name))
         shape, dtype = action_layout(self.spec.action)
         self._action, self._acted = np.zeros((self.slots, *shape), dtype), np.zeros(self.slots, np.bool_)
         self._waiting: Array = np.zeros((self.slots, *seen.shape), seen.dtype)  # first observations, in SAME_STEP
@@ -128,7 +128,7 @@ class VectorAdapter(Environments):
             self._refuse(f"observations of shape {seen.shape}", str(stored.shape[1:]))
         stored = stored.astype(seen.dtype, copy=False)
         if self._bounds.watching:
-            self._bounds.look(stored, items, self._where)
+            self._bounds.look(items, self._where)
         return stored
 
     def _seen(self, item: Any, *, last: bool) -> Any:
