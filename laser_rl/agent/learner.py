@@ -19,7 +19,6 @@ from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks, trust_region
 from laser_rl.ops.distributions import Family
 from laser_rl.ops.priority import critic_priority
-from laser_rl.ops.rmsprop import linear_rate
 from laser_rl.types import Batch
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ class Learner:
     def learning_rate(self, progress: float) -> float:
         rate, schedule = self.rates.learning_rate, self.rates.schedule
         if schedule == "linear":
-            return linear_rate(rate, 0.0, step=round(progress * 10**9), total=10**9)
+            return rate - rate * min(round(progress * 10**9) / 10**9, 1.0)
         return rate if schedule == "constant" else rate * own_factor(schedule, 1.0 - progress)
 
     def report(self) -> dict[str, float]:

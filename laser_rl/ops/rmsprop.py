@@ -72,17 +72,3 @@ def update(
 def _factor(taken: Tensor, factor: float, like: Tensor) -> Tensor:
     """A number in memory of the device; one copied from the host would have to be waited for."""
     return torch.where(taken, like.new_full((), factor), 1.0)
-
-
-def linear_rate(start: float, end: float, *, step: int, total: int) -> float:
-    """A learning rate that goes from `start` to `end` over `total` steps and stays there.
-
-    >>> linear_rate(6e-4, 0.0, step=50, total=200)
-    0.00045
-    """
-    if checks.active():
-        checks.require(
-            total > 0 and step >= 0, f"step {step} of {total}: expected a step of at least 0 and a total of at least 1"
-        )
-    done = min(step / total, 1.0)
-    return start + (end - start) * done

@@ -1,4 +1,4 @@
-"""Returns from off-policy experience: V-trace and plain importance sampling, both under the trust indicator λ.
+"""Returns from off-policy experience: V-trace under the trust indicator λ, and without clipping plain importance sampling.
 
 All arguments are time-major [T, B]. `learnable` is λ·is_transition: inside the trust region and a transition. A row that is not
 learnable adds nothing to any target and lets no trace through, so rows after it still train and rows before it bootstrap from its value:
@@ -47,7 +47,8 @@ def vtrace(
 
     `log_ratio` is log π(a_t|s_t) − log μ(a_t|s_t): no ratio overflows before it is clipped. The discount is 0 where the environment
     terminated. Of the T+1 values of an unroll, `value` has the first T, `next_value` the last T. `clip_rho` (ρ̄) sets the fixed point
-    (Prop. 1), infinity gives the unclipped one; `clip_c` (c̄ ≤ ρ̄) sets only the speed.
+    (Prop. 1); `clip_c` (c̄ ≤ ρ̄) sets only the speed. With both infinite it is the trusted importance-sampled return (eq. return_is), unbiased
+    and of unbounded variance: its product includes the ratio of the current step, acc_t = learnable_t·ratio_t·(δ_t + γ_t·acc_{t+1}).
 
     On the agent's own data the target is the plain n-step return:
 
@@ -76,26 +77,6 @@ def vtrace(
         )
         next_target = next_value + torch.cat([gain[1:], torch.zeros_like(gain[:1])])
         return Estimate(value + gain, reward + discount * next_target - value, rho)
-
-
-def importance_sampled(
-    log_ratio: Float[Tensor, "T B"],
-    learnable: Bool[Tensor, "T B"],
-    reward: Float[Tensor, "T B"],
-    discount: Float[Tensor, "T B"],
-    value: Float[Tensor, "T B"],
-    next_value: Float[Tensor, "T B"],
-) -> Estimate:
-    """The trusted importance-sampled return (eq. return_is): unbiased, and of unbounded variance.
-
-    Its product includes the ratio of the current step, acc_t = learnable_t·ratio_t·(δ_t + γ_t·acc_{t+1}): V-trace's without clipping.
-
-    >>> one = torch.ones(2, 1)
-    >>> importance_sampled(torch.log(2 * one), one.bool(), one, one, 0 * one, 0 * one).target.squeeze(1)
-    tensor([6., 2.])
-    """
-    unclipped = {"clip_rho": math.inf, "clip_c": math.inf}
-    return vtrace(log_ratio, learnable, reward, discount, value, next_value, **unclipped)
 
 
 def clipped_ratio(log_ratio: Float[Tensor, "*rows"], clip: float) -> Float[Tensor, "*rows"]:

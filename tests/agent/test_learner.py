@@ -221,7 +221,7 @@ def test_schedules():
     constant = Learner(make_network(), FAMILY, LossConfig(), OptimiserConfig(learning_rate=0.1))
     linear = Learner(make_network(), FAMILY, LossConfig(), OptimiserConfig(learning_rate=0.1, schedule="linear"))
     assert [constant.learning_rate(p) for p in (0.0, 0.5, 1.0)] == [0.1, 0.1, 0.1]
-    assert [linear.learning_rate(p) for p in (0.0, 0.5, 1.0)] == pytest.approx([0.1, 0.05, 0.0])
+    assert [linear.learning_rate(p) for p in (0.0, 0.25, 0.5, 1.0, 1.2)] == pytest.approx([0.1, 0.075, 0.05, 0.0, 0.0])
 
 
 @pytest.mark.slow

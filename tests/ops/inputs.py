@@ -1,5 +1,6 @@
 """Random inputs that straddle every clip and mask, and how results are compared."""
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -9,7 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from laser_rl.ops.vtrace import vtrace
+
 TOLERANCE = 1e-10
+importance_sampled = functools.partial(vtrace, clip_rho=math.inf, clip_c=math.inf)
 
 
 class Rows(NamedTuple):

@@ -12,7 +12,7 @@ from laser_rl.ops.checks import InputError
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 from laser_rl.ops.recurrence import backward_recurrence
-from laser_rl.ops.vtrace import importance_sampled, vtrace
+from laser_rl.ops.vtrace import vtrace
 
 pytestmark = pytest.mark.usefixtures("as_in_production")
 
@@ -41,7 +41,6 @@ LOSSES = {
 }  # fmt: skip
 GOOD = {
     vtrace: RETURNS,
-    importance_sampled: RETURNS,
     backward_recurrence: {"addend": ones, "factor": ones},
     trust.implied_log_probs: {"policy_logits": logits, "behaviour_logits": logits},
     trust.implied_kl: {"policy_logits": logits, "behaviour_logits": logits},
@@ -68,7 +67,6 @@ GOOD = {
     rewards.clip: {"reward": ones},
     rewards.dmlab_squash: {"reward": ones},
     rmsprop.update: {"value": ones.clone(), "gradient": ones, "state": rmsprop.initial(ones), "taken": torch.tensor(True), "learning_rate": torch.tensor(0.1)},
-    rmsprop.linear_rate: {"start": 1.0, "end": 0.0, "step": 0, "total": 10},
     priority.probabilities: {"priority": torch.ones(4), "exponent": 1.0},
     priority.weights: {"sampled": torch.ones(2), "stored": 4, "exponent": 1.0},
     priority.critic_priority: {"value_loss": ones, "learnable": mask},
@@ -128,9 +126,9 @@ FAMILY_METHODS = [f for f in GOOD if getattr(f, "__self__", None) in (four, pair
 
 CASES = [
     # the returns
-    *[(f, {n: wide}, wrong_shape(n, (3, 5), (3, 2), "learnable")) for f in (vtrace, importance_sampled) for n in ("log_ratio", "next_value")],
-    *[(f, {n: half}, wrong_type(n, half)) for f in (vtrace, importance_sampled) for n in ("reward", "value")],
-    *[(f, {n: poisoned(ones)}, not_finite(n, ones)) for f in (vtrace, importance_sampled) for n in RETURNS if n != "learnable"],
+    *[(vtrace, {n: wide}, wrong_shape(n, (3, 5), (3, 2), "learnable")) for n in ("log_ratio", "next_value")],
+    *[(vtrace, {n: half}, wrong_type(n, half)) for n in ("reward", "value")],
+    *[(vtrace, {n: poisoned(ones)}, not_finite(n, ones)) for n in RETURNS if n != "learnable"],
     (vtrace, {"value": poisoned(ones, math.inf), "learnable": ~mask}, not_finite("value", ones, "inf")),
     (vtrace, {"next_value": poisoned(ones, -math.inf), "learnable": ~mask}, not_finite("next_value", ones, "-inf")),
     (vtrace, {"learnable": ones}, not_mask("learnable")),
@@ -208,8 +206,6 @@ CASES = [
     (rmsprop.update, {"momentum": -0.5}, "momentum is -0.5, expected a share between 0 and 1"),
     (rmsprop.update, {"gradient": wide}, wrong_shape("gradient", (3, 5), (3, 2), "value")),
     (rmsprop.update, {"gradient": poisoned(ones)}, not_finite("gradient", ones)),
-    (rmsprop.linear_rate, {"total": 0}, "step 0 of 0: expected a step of at least 0 and a total of at least 1"),
-    (rmsprop.linear_rate, {"step": -1}, "step -1 of 10: expected a step of at least 0 and a total of at least 1"),
     (priority.probabilities, {"priority": poisoned(torch.ones(4))}, not_finite("priority", torch.ones(4))),
     (priority.probabilities, {"priority": -torch.ones(4)}, "priority has negative entries; a priority is at least 0"),
     (priority.probabilities, {"exponent": -1.0}, "exponent is -1.0, expected at least 0"),

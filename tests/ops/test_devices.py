@@ -47,7 +47,7 @@ def everything(device, dtype=torch.float64):
     moved, state = reward.clone(), rmsprop.initial(reward)
     rmsprop.update(moved, reward, state, to(torch.tensor(True)), learning_rate=to(torch.tensor(0.1)))
     results = [
-        *vtrace.vtrace(*rows), *vtrace.importance_sampled(*rows), *new,
+        *vtrace.vtrace(*rows), *new,
         *popart.rescale(popart.Layer(to(normal(3, 2, 4)), to(normal(4, 2))), statistics, new),
         popart.unnormalise(new, popart.normalise(new, reward, task), task),
         pixel_control.cumulants(pictures), pixel_control.q_loss(q, action, cumulant, discount, learnable),

@@ -21,10 +21,3 @@ def run(
         p = p - mom
         params.append(p)
     return params
-
-
-def linear_rate(start: float, end: float, step: int, total: int) -> float:
-    """From start at step 0 to end at step total in a straight line, and end ever after."""
-    if step >= total:
-        return end
-    return start + (end - start) * step / total

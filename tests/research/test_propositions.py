@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.ops.vtrace import importance_sampled, vtrace
+from laser_rl.ops.vtrace import vtrace
 from laser_rl.research import theory
-from tests.ops.inputs import assert_same, examples, generator, normal, seeds
+from tests.ops.inputs import assert_same, examples, generator, importance_sampled, normal, seeds
 from tests.references import tabular
 
 CLIPS = [(1.0, 1.0), (2.0, 1.0), (1.0, 0.5), (4.0, 4.0), (0.7, 0.7)]
