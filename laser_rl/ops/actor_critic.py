@@ -100,13 +100,7 @@ def reduce(
     tensor([4., 5.])
     """
     if checks.active():
-        checks.require(how in {"sum", "mean"}, f"how is {how!r}, expected 'sum' or 'mean'")
         checks.rows(learnable, loss=loss)
-        columns = loss.shape[1]
-        checks.require(
-            members > 0 and columns % members == 0,
-            f"{columns} columns for {members} members, expected as many for each",
-        )
     total = torch.unflatten(loss, 1, (members, -1)).sum((0, 2))
     if how == "sum":
         return total

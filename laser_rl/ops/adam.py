@@ -50,8 +50,6 @@ def update(
     tensor([-0.1000])
     """
     if checks.active():
-        checks.positive(learning_rate=learning_rate.min(), epsilon=epsilon)
-        checks.share(beta1=beta1, beta2=beta2)
         checks.numbers(taken, value=value, gradient=gradient)
     mean, square, steps = state
     with torch.no_grad():

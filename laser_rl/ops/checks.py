@@ -1,4 +1,4 @@
-"""Bad input is refused at the public functions of `ops`, and costs nothing inside the training step.
+"""Bad tensors are refused at the public functions of `ops`, and that costs nothing inside the training step.
 
 Every public function asks `active()` once and validates only if it says yes. It says no while `torch.compile` traces (so a compiled
 step contains no check at all) and inside `unchecked()` (one look-up of a context variable for each call, no look at any tensor).
@@ -107,15 +107,3 @@ def finite(where: Tensor | None = None, **tensors: Tensor) -> None:
                 f"{name} has {count} entries that are not finite, the first at {place} ({tensor[place].item()}); "
                 "find what produced them, they would spread through every target before them"
             )
-
-
-def positive(**numbers: float | int | Tensor) -> None:
-    """All numbers are above zero, and not NaN; infinity is allowed."""
-    for name, number in numbers.items():
-        require(bool(torch.as_tensor(number > 0).all()), f"{name} is {number}, expected a number above 0")
-
-
-def share(**numbers: float) -> None:
-    """All numbers are in [0, 1]."""
-    for name, number in numbers.items():
-        require(0 <= number <= 1, f"{name} is {number}, expected a share between 0 and 1")

@@ -172,9 +172,6 @@ class Categorical(_Categories):
 
     actions: int
 
-    def __post_init__(self) -> None:
-        checks.require(self.actions > 0, f"actions is {self.actions}, expected at least 1")
-
 
 @dataclass(frozen=True)
 class MultiCategorical(_Categories):
@@ -188,10 +185,6 @@ class MultiCategorical(_Categories):
     """
 
     actions: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        valid = len(self.actions) > 0 and min(self.actions) > 0
-        checks.require(valid, f"actions is {self.actions}, expected at least one factor with at least one action each")
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

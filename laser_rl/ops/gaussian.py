@@ -36,11 +36,6 @@ class DiagonalGaussian(Family):
     min_scale: float = 1e-4
 
     def __post_init__(self) -> None:
-        checks.positive(min_scale=self.min_scale)
-        checks.require(
-            len(self.low) == len(self.high) > 0,
-            f"low has {len(self.low)} entries and high {len(self.high)}, expected the same number, at least 1",
-        )
         for low, high in zip(self.low, self.high, strict=True):
             bounded = math.isfinite(low) and math.isfinite(high) and low < high
             free = low == -math.inf and high == math.inf

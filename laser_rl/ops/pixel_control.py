@@ -22,14 +22,6 @@ def cumulants(observation: Num[Tensor, "T_plus_1 B C H W"], *, cell: int = 4) ->
     >>> cumulants(torch.cat([dark, bright]))
     tensor([[[[1., 0.]]]])
     """
-    if checks.active():
-        height, width = observation.shape[-2:]
-        whole = cell > 0 and height % cell == 0 and width % cell == 0
-        checks.require(whole, f"a picture of {height}×{width} has no whole cells of {cell}×{cell}; crop it first")
-        known = observation.dtype in {torch.uint8, torch.float32, torch.float64}
-        checks.require(
-            known, f"observation is {observation.dtype}, expected torch.uint8, torch.float32 or torch.float64"
-        )
     before, after = observation[:-1], observation[1:]
     # |after − before| without leaving uint8, where a plain difference would wrap around.
     change = torch.maximum(before, after) - torch.minimum(before, after)

@@ -73,8 +73,6 @@ def update(statistics: Statistics, seen: Float[Tensor, "3 tasks"], *, step: floa
     >>> update(initial(1), torch.stack([one, 4 * one, 16 * one]), step=0.5).mean
     tensor([2.], dtype=torch.float64)
     """
-    if checks.active():
-        checks.share(step=step)
     with torch.no_grad():
         number, total, square = seen
         rate = 1 - (1 - step) ** number  # 0 for a task without a target

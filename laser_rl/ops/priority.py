@@ -15,9 +15,6 @@ def probabilities(priority: Float[Tensor, "N"], *, exponent: float, uniform_shar
     """
     if checks.active():
         checks.numbers(priority=priority)
-        checks.require(bool((priority >= 0).all()), "priority has negative entries; a priority is at least 0")
-        checks.require(exponent >= 0, f"exponent is {exponent}, expected at least 0")
-        checks.share(uniform_share=uniform_share)
     powered = priority**exponent
     total = powered.sum()
     uniform = torch.full_like(priority, 1.0 / priority.shape[0])
@@ -31,10 +28,6 @@ def weights(sampled: Float[Tensor, "B"], *, stored: int, exponent: float) -> Flo
     >>> weights(torch.tensor([0.25, 0.5]), stored=4, exponent=1.0)
     tensor([1.0000, 0.5000])
     """
-    if checks.active():
-        checks.share(exponent=exponent)
-        checks.require(stored > 0, f"stored is {stored}, expected at least 1")
-        checks.positive(sampled=sampled.min())
     return (stored * sampled) ** -exponent
 
 

@@ -26,7 +26,6 @@ def backward_recurrence(addend: Float[Tensor, "T *rest"], factor: Float[Tensor, 
     if checks.active():
         checks.same_shape(addend=addend, factor=factor)
         checks.floating(addend=addend, factor=factor)
-        checks.require(addend.ndim > 0 and addend.shape[0] > 0, "addend has no row; pass at least one step")
     steps = addend.shape[0]
     if torch.compiler.is_compiling() and steps <= WRITTEN_OUT:
         return _written_out(addend, factor)

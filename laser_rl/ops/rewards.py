@@ -14,7 +14,6 @@ def clip(reward: Float[Tensor, "*rows"], bound: float = 1.0) -> Float[Tensor, "*
     tensor([-1.0000,  0.5000,  1.0000])
     """
     if checks.active():
-        checks.positive(bound=bound)
         checks.numbers(reward=reward)
     return reward.clamp(-bound, bound)
 

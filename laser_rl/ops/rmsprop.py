@@ -51,8 +51,6 @@ def update(
     tensor([-0.1000])
     """
     if checks.active():
-        checks.positive(learning_rate=learning_rate.min(), epsilon=epsilon)
-        checks.share(decay=decay, momentum=momentum)
         checks.numbers(taken, value=value, gradient=gradient)
     mean_square, velocity = state
     with torch.no_grad():

@@ -28,7 +28,7 @@ def implied_log_probs(
     tensor([0.5000, 0.5000])
     """
     if checks.active():
-        _check_logits(policy_logits, behaviour_logits, clip_rho)
+        checks.numbers(policy_logits=policy_logits, behaviour_logits=behaviour_logits)
     with torch.no_grad():
         return _common_mass(policy_logits.log_softmax(-1), behaviour_logits.log_softmax(-1), clip_rho).log_softmax(-1)
 
@@ -45,7 +45,7 @@ def implied_kl(
     tensor(0.)
     """
     if checks.active():
-        _check_logits(policy_logits, behaviour_logits, clip_rho)
+        checks.numbers(policy_logits=policy_logits, behaviour_logits=behaviour_logits)
     with torch.no_grad():
         return _implied_kl(policy_logits.log_softmax(-1), behaviour_logits.log_softmax(-1), clip_rho)
 
@@ -63,7 +63,6 @@ def sampled_implied_kl(
     """
     if checks.active():
         checks.numbers(policy_log_prob=policy_log_prob, behaviour_log_prob=behaviour_log_prob)
-        checks.positive(clip_rho=clip_rho, draws=len(policy_log_prob))
     with torch.no_grad():
         log_weight = (math.log(clip_rho) + behaviour_log_prob - policy_log_prob).clamp(max=0.0)
         log_mass = log_weight.logsumexp(0) - math.log(log_weight.shape[0])
@@ -85,8 +84,6 @@ def kl_to_implied(
     >>> kl_to_implied(Categorical(2), torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 9.0]])).item() > 0.1
     True
     """
-    if checks.active():
-        checks.positive(clip_rho=clip_rho, draws=draws)
     with torch.no_grad():
         if family.joint_size is not None and family.joint_size <= ENUMERABLE:
             return _implied_kl(family.joint_log_probs(policy), family.joint_log_probs(behaviour), clip_rho)
@@ -116,8 +113,6 @@ def within(relevance: Float[Tensor, "*rows"], bound: float | Float[Tensor, "*#ro
     >>> within(torch.tensor([0.01, 0.03, float("nan")]), 0.03)
     tensor([ True, False, False])
     """
-    if checks.active():
-        checks.positive(bound=bound)
     return relevance < bound
 
 
@@ -138,10 +133,6 @@ def adapt_bound(
     >>> adapt_bound(torch.tensor(0.1), torch.tensor(0.2), target=0.7, rate=1.0)
     tensor(0.1649)
     """
-    if checks.active():
-        checks.share(target=target)
-        checks.positive(bound=bound, rate=rate, lowest=lowest)
-        checks.require(lowest <= highest, f"lowest ({lowest}) is above highest ({highest}); swap them")
     with torch.no_grad():
         moved = (bound.log() + rate * (target - accepted)).exp().clamp(lowest, highest)
         return torch.where(accepted.isnan(), bound, moved)
@@ -156,8 +147,3 @@ def _implied_kl(log_pi: Tensor, log_mu: Tensor, clip_rho: float) -> Tensor:
 def _common_mass(log_pi: Tensor, log_mu: Tensor, clip_rho: float) -> Tensor:
     """Log of min(ρ̄·μ, π), from normalised log-probabilities."""
     return torch.minimum(log_pi, log_mu + math.log(clip_rho))
-
-
-def _check_logits(policy_logits: Tensor, behaviour_logits: Tensor, clip_rho: float) -> None:
-    checks.numbers(policy_logits=policy_logits, behaviour_logits=behaviour_logits)
-    checks.positive(clip_rho=clip_rho)

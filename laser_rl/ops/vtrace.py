@@ -47,8 +47,8 @@ def vtrace(
 
     `log_ratio` is log π(a_t|s_t) − log μ(a_t|s_t): no ratio overflows before it is clipped. The discount is 0 where the environment
     terminated. Of the T+1 values of an unroll, `value` has the first T, `next_value` the last T. `clip_rho` (ρ̄) sets the fixed point
-    (Prop. 1); `clip_c` (c̄ ≤ ρ̄) sets only the speed. With both infinite it is the trusted importance-sampled return (eq. return_is), unbiased
-    and of unbounded variance: its product includes the ratio of the current step, acc_t = learnable_t·ratio_t·(δ_t + γ_t·acc_{t+1}).
+    (Prop. 1); `clip_c` (c̄ ≤ ρ̄) sets only the speed. With both infinite it is the importance-sampled return (eq. return_is), unbiased and
+    of unbounded variance: its product includes the ratio of the current step, acc_t = learnable_t·ratio_t·(δ_t + γ_t·acc_{t+1}).
 
     On the agent's own data the target is the plain n-step return:
 
@@ -58,11 +58,6 @@ def vtrace(
     tensor([1.7500, 1.5000, 1.0000])
     """
     if checks.active():
-        checks.positive(clip_rho=clip_rho, clip_c=clip_c)
-        checks.require(
-            clip_rho >= clip_c,  # as the contraction needs
-            f"clip_rho ({clip_rho}) is below clip_c ({clip_c}); V-trace needs clip_rho >= clip_c: raise clip_rho or lower clip_c",
-        )
         values = {"value": value, "next_value": next_value}
         checks.rows(learnable, log_ratio=log_ratio, reward=reward, discount=discount, **values)
         checks.finite(**values)  # rows before one that is not learnable bootstrap from its value

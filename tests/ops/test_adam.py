@@ -55,12 +55,8 @@ def test_a_row_counts_its_own_steps():
 
 def test_bad_input_is_refused():
     value, rate, state = torch.zeros(2, 3), torch.tensor(1e-3), adam.initial(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="learning_rate"):
-        adam.update(value, torch.ones(2, 3), state, TAKEN, learning_rate=torch.tensor([[1e-3], [0.0]]))
     with pytest.raises(ValueError, match="finite"):
         adam.update(value, torch.full((2, 3), math.nan), state, TAKEN, learning_rate=rate)
-    with pytest.raises(ValueError, match="beta1"):
-        adam.update(value, torch.ones(2, 3), state, TAKEN, learning_rate=rate, beta1=1.5)
 
 
 def test_each_row_is_taken_or_left_by_itself():

@@ -78,7 +78,7 @@ def test_a_compiled_step_contains_no_check(monkeypatch):
 
     family = FAMILIES[0]
     policy, value, behaviour, constants = make_inputs(family, steps=7, batch=2)
-    for name in ("require", "rows", "numbers", "same_shape", "finite", "boolean", "positive"):
+    for name in ("require", "rows", "numbers", "same_shape", "finite", "boolean"):
         monkeypatch.setattr(checks, name, forbidden)
     torch._dynamo.reset()
     compiled = torch.compile(laser_loss, fullgraph=True, backend="eager")
