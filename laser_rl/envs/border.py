@@ -84,9 +84,11 @@ def _looked_at(
 
 def _narrow(box: spaces.Box) -> bool:
     """Whether a value of its type can be outside of it."""
-    limits = np.iinfo(box.dtype) if np.issubdtype(box.dtype, np.integer) else None
-    least, most = (-np.inf, np.inf) if limits is None else (limits.min, limits.max)
-    return box.dtype != np.bool_ and bool(((box.low > least) | (box.high < most)).any())
+    dtype: np.dtype[Any] = box.dtype
+    if dtype == np.bool_:
+        return False
+    least, most = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return bool(((box.low > least) | (box.high < most)).any())
 
 
 FULL_ROWS = 100
