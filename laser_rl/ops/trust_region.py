@@ -18,38 +18,6 @@ ENUMERABLE = 1024
 """Up to so many joint actions a sum over all of them is exact and cheap; beyond, actions are drawn."""
 
 
-def implied_log_probs(
-    policy_logits: Float[Tensor, "*rows A"], behaviour_logits: Float[Tensor, "*rows A"], *, clip_rho: float = 1.0
-) -> Float[Tensor, "*rows A"]:
-    """Log-probabilities of the implied policy, whose value V-trace estimates (Prop. 1): min(ρ̄·μ, π) / Σ_b min(ρ̄·μ, π).
-
-    >>> mirrored = implied_log_probs(torch.tensor([0.9, 0.1]).log(), torch.tensor([0.1, 0.9]).log())
-    >>> mirrored.exp()
-    tensor([0.5000, 0.5000])
-    """
-    if checks.active():
-        checks.numbers(policy_logits=policy_logits, behaviour_logits=behaviour_logits)
-    with torch.no_grad():
-        return _common_mass(policy_logits.log_softmax(-1), behaviour_logits.log_softmax(-1), clip_rho).log_softmax(-1)
-
-
-def implied_kl(
-    policy_logits: Float[Tensor, "*rows A"], behaviour_logits: Float[Tensor, "*rows A"], *, clip_rho: float = 1.0
-) -> Float[Tensor, "*rows"]:
-    """KL(π ‖ implied policy), the text's relevance function, exactly and without a division.
-
-    With Z = Σ_a min(ρ̄·μ, π) it is log Z + Σ_a π·max(0, log π − log(ρ̄·μ)). Normalises by itself: raw logits are no
-    log-probabilities.
-
-    >>> implied_kl(torch.tensor([0.0, 0.0]), torch.tensor([0.0, 0.0]))
-    tensor(0.)
-    """
-    if checks.active():
-        checks.numbers(policy_logits=policy_logits, behaviour_logits=behaviour_logits)
-    with torch.no_grad():
-        return _implied_kl(policy_logits.log_softmax(-1), behaviour_logits.log_softmax(-1), clip_rho)
-
-
 def sampled_implied_kl(
     policy_log_prob: Float[Tensor, "N *rows"], behaviour_log_prob: Float[Tensor, "N *rows"], *, clip_rho: float = 1.0
 ) -> Float[Tensor, "*rows"]:
@@ -78,7 +46,10 @@ def kl_to_implied(
     draws: int = 32,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*rows"]:
-    """The default relevance function, for any family: exact where the actions can be enumerated, else from `draws` actions.
+    """KL(π ‖ implied policy), the default relevance function: exact where the actions can be enumerated, else from `draws` actions.
+
+    V-trace estimates the value of the implied policy (Prop. 1): min(ρ̄·μ, π) / Z with Z = Σ_a min(ρ̄·μ, π). So the divergence is
+    log Z + Σ_a π·max(0, log π − log(ρ̄·μ)).
 
     >>> from laser_rl.ops.distributions import Categorical
     >>> kl_to_implied(Categorical(2), torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 9.0]])).item() > 0.1
@@ -86,7 +57,10 @@ def kl_to_implied(
     """
     with torch.no_grad():
         if family.joint_size is not None and family.joint_size <= ENUMERABLE:
-            return _implied_kl(family.joint_log_probs(policy), family.joint_log_probs(behaviour), clip_rho)
+            log_pi, log_mu = family.joint_log_probs(policy), family.joint_log_probs(behaviour)
+            common = torch.minimum(log_pi, log_mu + math.log(clip_rho))
+            excess = (log_pi.exp() * (log_pi - common)).sum(-1)
+            return (common.logsumexp(-1) + excess).clamp(min=0.0)  # rounding alone can make it negative
         policy, behaviour = policy.expand(draws, *policy.shape), behaviour.expand(draws, *behaviour.shape)
         action = family.sample(policy, generator)
         return sampled_implied_kl(
@@ -136,14 +110,3 @@ def adapt_bound(
     with torch.no_grad():
         moved = (bound.log() + rate * (target - accepted)).exp().clamp(lowest, highest)
         return torch.where(accepted.isnan(), bound, moved)
-
-
-def _implied_kl(log_pi: Tensor, log_mu: Tensor, clip_rho: float) -> Tensor:
-    common = _common_mass(log_pi, log_mu, clip_rho)
-    excess = (log_pi.exp() * (log_pi - common)).sum(-1)
-    return (common.logsumexp(-1) + excess).clamp(min=0.0)  # rounding alone can make it negative
-
-
-def _common_mass(log_pi: Tensor, log_mu: Tensor, clip_rho: float) -> Tensor:
-    """Log of min(ρ̄·μ, π), from normalised log-probabilities."""
-    return torch.minimum(log_pi, log_mu + math.log(clip_rho))

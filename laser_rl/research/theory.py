@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laser_rl.ops.trust_region import implied_log_probs
-
 Estimator = Literal["vtrace", "importance"]
 
 
@@ -67,8 +65,9 @@ def state_distribution(mdp: MDP, policy: Float[Tensor, "S A"], start: Float[Tens
 def implied_policy(
     policy: Float[Tensor, "S A"], behaviour: Float[Tensor, "S A"], *, clip_rho: float = 1.0
 ) -> Float[Tensor, "S A"]:
-    """Prop. 1: the policy whose value V-trace estimates. Tables must be positive."""
-    return implied_log_probs(policy.log(), behaviour.log(), clip_rho=clip_rho).exp()
+    """Prop. 1: the policy whose value V-trace estimates, min(ρ̄·μ, π) / Σ_b min(ρ̄·μ, π)."""
+    common = torch.minimum(policy, clip_rho * behaviour)
+    return common / common.sum(-1, keepdim=True)
 
 
 def distortion(

@@ -42,8 +42,6 @@ LOSSES = {
 GOOD = {
     vtrace: RETURNS,
     backward_recurrence: {"addend": ones, "factor": ones},
-    trust.implied_log_probs: {"policy_logits": logits, "behaviour_logits": logits},
-    trust.implied_kl: {"policy_logits": logits, "behaviour_logits": logits},
     trust.sampled_implied_kl: {"policy_log_prob": ones, "behaviour_log_prob": ones},
     trust.kl_to_implied: {"family": Categorical(4), "policy": logits, "behaviour": logits},
     trust.within: {"relevance": ones, "bound": 0.1},
@@ -141,9 +139,6 @@ CASES = [
     (memory.unroll, {"inputs": wide}, "inputs (3, 5) and state (2,) do not fit is_first (3, 2); expected [T, B, ...] and [B, ...]"),
     (memory.unroll, {"state": torch.ones(3)}, "inputs (3, 2) and state (3,) do not fit is_first (3, 2); expected [T, B, ...] and [B, ...]"),
     # the trust region
-    *[(f, {"behaviour_logits": wide}, wrong_shape("behaviour_logits", (3, 5), (3, 2, 4), "policy_logits")) for f in (trust.implied_kl, trust.implied_log_probs)],
-    (trust.implied_kl, {"policy_logits": logits.half()}, wrong_type("policy_logits", half)),
-    (trust.implied_kl, {"behaviour_logits": poisoned(logits)}, not_finite("behaviour_logits", logits)),
     (trust.sampled_implied_kl, {"behaviour_log_prob": wide}, wrong_shape("behaviour_log_prob", (3, 5), (3, 2), "policy_log_prob")),
     # the losses
     *[(actor_critic.policy_gradient_loss, {n: wide}, wrong_shape(n, (3, 5), (3, 2), "learnable")) for n in ("log_prob", "rho", "advantage")],
