@@ -125,9 +125,8 @@ class Sweep:
             base, values = sweep.base, sweep.model_dump(exclude={"base"})
         else:
             base, values = config or base_config(env, recipe), {}
-        if isinstance(
-            members, list | tuple
-        ):  # what is neither, nor a Mapping below, is refused with the other settings
+        # What is neither a list nor, below, a Mapping is refused with the other settings.
+        if isinstance(members, list | tuple):
             members = [with_names(own) if isinstance(own, Mapping) else own for own in members]
         if isinstance(grid, Mapping):
             grid = {

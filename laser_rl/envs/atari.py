@@ -5,13 +5,13 @@ Its defaults clip rewards, press fire on reset, and stack four frames: all off h
 
 import re
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from laser_rl.config import AtariConfig
 from laser_rl.envs.border import LOGGER
 from laser_rl.envs.records import (
     Array,
@@ -26,20 +26,9 @@ from laser_rl.envs.records import (
 from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 
+FRAME_SKIP = 4  # emulator frames of a step; of the last two, the brighter pixel is seen
+SCREEN_SIZE = 84
 MANY = 32  # emulators; their constructors run one after the other, each computes a palette (ale-py 0.12)
-
-
-@dataclass(frozen=True)
-class AtariSettings:
-    """How the games are played; the defaults are the paper's."""
-
-    screen_size: int = 84
-    frame_skip: int = 4  # of the last two, the brighter pixel is seen
-    most_noops: int = 37  # at the start of an episode, uniformly 0 to this many
-    most_frames: int = 108_000  # 30 minutes; then the episode is truncated. Initial no-ops do not count
-    sticky_actions: float = 0.0  # the probability that an action is repeated instead of the chosen one
-    full_action_space: bool = False
-    threads: int = 0  # of each group of slots; 0: as many as there are cores
 
 
 def atari_game(name: str) -> str:
@@ -51,7 +40,7 @@ def atari_game(name: str) -> str:
     return next((game for game in ATARI_57 if game.replace("_", "") == wanted), snake)
 
 
-def atari_vector(game: str, slots: int, settings: AtariSettings, **overrides: Any) -> Any:
+def atari_vector(game: str, slots: int, settings: AtariConfig, **overrides: Any) -> Any:
     """ALE's vector environment with `settings`; refuses a game that has no ROM."""
     try:
         from ale_py import roms, vector_env  # noqa: PLC0415  (an extra, under another licence: only when it is asked for)
@@ -66,11 +55,11 @@ def atari_vector(game: str, slots: int, settings: AtariSettings, **overrides: An
         "max_num_frames_per_episode": settings.most_frames,
         "repeat_action_probability": settings.sticky_actions,
         "full_action_space": settings.full_action_space,
-        "img_height": settings.screen_size,
-        "img_width": settings.screen_size,
+        "img_height": SCREEN_SIZE,
+        "img_width": SCREEN_SIZE,
         "grayscale": True,
         "stack_num": 1,
-        "frameskip": settings.frame_skip,
+        "frameskip": FRAME_SKIP,
         "maxpool": True,
         "noop_max": settings.most_noops + 1,  # ALE draws from 0 to noop_max − 1
         "episodic_life": False,
@@ -93,16 +82,16 @@ class AtariEnvironments(Environments):
     """
 
     def __init__(
-        self, game: str, *, slots: int, seed: int, settings: AtariSettings | None = None, groups: int = 1
+        self, game: str, *, slots: int, seed: int, settings: AtariConfig | None = None, groups: int = 1
     ) -> None:
-        settings, rom = settings or AtariSettings(), atari_game(game)
+        settings, rom = settings or AtariConfig(), atari_game(game)
         shares = np.array_split(np.arange(slots), min(groups, slots))
         if slots >= MANY:
             LOGGER.info("starting %d emulators, which takes ALE 0.1 to 0.2 s each", slots)
         self._groups = [(own, atari_vector(rom, len(own), settings)) for own in shares]
         self._sent: deque[tuple[Ints, Any]] = deque()  # groups, longest ago first; their rows are owed
         self.slots = slots
-        shape = (1, settings.screen_size, settings.screen_size)
+        shape = (1, SCREEN_SIZE, SCREEN_SIZE)
         actions = DiscreteActions(int(self._groups[0][1].single_action_space.n))
         self.spec = EnvironmentSpec(f"ALE/{rom}", ObservationSpec(shape, "uint8", 1 / 255), actions)
         self._episodes, self._action = VectorEpisodes(slots, seed), np.zeros(slots, np.int64)
@@ -140,7 +129,7 @@ class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  (Gymnasium's own way)
     render_mode = "rgb_array"
 
-    def __init__(self, game: str, settings: AtariSettings) -> None:
+    def __init__(self, game: str, settings: AtariConfig) -> None:
         rom = atari_game(game)
         self._player = atari_vector(rom, 1, settings, num_threads=1)
         full_size = {"img_height": 210, "img_width": 160}

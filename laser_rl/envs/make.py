@@ -9,7 +9,8 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from laser_rl.envs.atari import AtariEnvironments, AtariScreen, AtariSettings, MinAtarScreen, atari_game
+from laser_rl.config import AtariConfig
+from laser_rl.envs.atari import AtariEnvironments, AtariScreen, MinAtarScreen, atari_game
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import BorrowedEnv, constructor
 from laser_rl.envs.pool import PoolEnvironments, wait_for_rows
@@ -35,7 +36,7 @@ def make_environments(
     placement: Placement = "auto",
     workers: int | None = None,
     options: Mapping[str, Any] | None = None,
-    atari: AtariSettings | None = None,
+    atari: AtariConfig | None = None,
     step_timeout_s: float = 60.0,
     reset_timeout_s: float = 60.0,
     constructor_timeout_s: float = 120.0,
@@ -221,7 +222,7 @@ def _common_actions(parts: Sequence[Environments]) -> ActionSpec:
 
 
 def make_renderable(
-    source: Source, *, options: Mapping[str, Any] | None = None, atari: AtariSettings | None = None
+    source: Source, *, options: Mapping[str, Any] | None = None, atari: AtariConfig | None = None
 ) -> Env:
     """One environment whose `render()` gives RGB frames; its observations are those of training, before they are flattened."""
     if isinstance(source, gymnasium.vector.VectorEnv):
@@ -238,7 +239,7 @@ def make_renderable(
     if source.startswith("laser/"):
         return TaskEnv(task_of(source, options or {}))
     if is_atari(source):
-        return AtariScreen(source, atari or AtariSettings())
+        return AtariScreen(source, atari or AtariConfig())
     if source.startswith("MinAtar/"):
         return MinAtarScreen(constructor(source, options or {})())
     make = constructor(source, {**(options or {}), "render_mode": "rgb_array"})

@@ -31,9 +31,8 @@ from laser_rl.errors import ConfigError, EnvironmentRefused
 
 Space = spaces.Space[Any]
 Convert = Callable[..., Any]
-Borders = tuple[
-    Convert, Convert
-]  # from an observation to its stored form, and from an agent's action to the environment's
+# From an observation to its stored form, and from an agent's action to the environment's.
+Borders = tuple[Convert, Convert]
 PICTURE_DIMENSIONS = 3
 SMALLEST_SIDE = 3  # of a picture inside a Dict; what is smaller is flattened
 SIZED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)

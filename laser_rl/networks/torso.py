@@ -150,13 +150,9 @@ def split_parts(flat: Tensor, parts: Sequence[Part]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     pieces = torch.split(flat, [part.nbytes for part in parts], -1)
     for part, piece in zip(parts, pieces, strict=True):
-        # A copy where floats are read: bytes in the middle of a row need not be aligned.
-        numbers = (
-            piece.float()
-            if part.dtype == "uint8"
-            else piece.clone(memory_format=torch.contiguous_format).view(torch.float32)
-        )
-        shaped = numbers.reshape(-1, *part.shape)
+        if part.dtype != "uint8":  # a copy: bytes in the middle of a row need not be aligned
+            piece = piece.clone(memory_format=torch.contiguous_format).view(torch.float32)  # noqa: PLW2901
+        shaped = piece.float().reshape(-1, *part.shape)
         shaped = shaped if part.scale == 1.0 else shaped * part.scale
         found[part.key] = shaped.contiguous(memory_format=torch.channels_last) if shaped.ndim == PICTURE else shaped
     return found

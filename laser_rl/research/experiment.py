@@ -14,6 +14,7 @@ import yaml
 
 from laser_rl import recipes
 from laser_rl.config import full_name, override
+from laser_rl.envs.atari import FRAME_SKIP
 from laser_rl.envs.scores import ATARI_57, Reference, references_of, tasks_of
 from laser_rl.errors import ConfigError
 from laser_rl.research.protocol import ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES
@@ -26,14 +27,8 @@ the same over the last fifth; the pointwise best member over the last fifth, a m
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 LARGEST_STEPS = 10_000_000  # the paper's largest replay
 BUCKETS = 20
-FRAMES_A_STEP = 4
-SMOKE_TASKS, SMOKE_TURNS, SMOKE_BUCKETS, SMOKE_MEMBERS, SMOKE_UNROLL = (
-    2,
-    200,
-    4,
-    2,
-    5,
-)  # 200: the longest maze is truncated after 123
+# The longest maze is truncated after 123 turns.
+SMOKE_TASKS, SMOKE_TURNS, SMOKE_BUCKETS, SMOKE_MEMBERS, SMOKE_UNROLL = 2, 200, 4, 2, 5
 FACTORS = (0.5, 1.0, 2.0)  # the paper's, around the middle
 
 
@@ -264,7 +259,7 @@ def _as_published(
         name=name,
         sweep=sweep,
         few=sweep,
-        bucket_steps=bucket_frames // FRAMES_A_STEP,
+        bucket_steps=bucket_frames // FRAME_SKIP,
         each_steps=sweep.base.replay.capacity_steps,  # the paper's separate replays are as large as its shared one
         online_unrolls=online_unrolls,
         pbt=pbt,

@@ -22,8 +22,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from laser_rl.config import Config
-from laser_rl.envs.atari import AtariSettings, atari_game
+from laser_rl.config import AtariConfig, Config
+from laser_rl.envs.atari import FRAME_SKIP, atari_game
 from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import ConfigError
@@ -35,7 +35,7 @@ from laser_rl.research.experiment import data_file
 from laser_rl.research.protocol import LAST_EPISODES, episodes_of, last_episodes, sweep_curve
 from laser_rl.training.files import is_sweep, read_sweep
 
-PLAYED = AtariSettings()  # as the paper plays
+PLAYED = AtariConfig()  # as the paper plays
 _NONE = "–"
 _MILLION = 1_000_000
 _WIDEST = 10_000  # where it is not for a terminal: no cell is broken
@@ -139,14 +139,14 @@ def _game_run(run_dir: Path, config: Config, limit: float) -> GameRun:
             if row["kind"] in {"episode", "train", "evaluation"}:
                 member, step = row.get("member"), int(row["step"])
                 steps[member] = max(steps.get(member, 0), step)
-                if step * PLAYED.frame_skip <= limit:  # the history keeps the newest rows: those asked for
+                if step * FRAME_SKIP <= limit:  # the history keeps the newest rows: those asked for
                     yield row
 
     history.add(within())
     rows = history.kept()
     settings = tuple(read_sweep(run_dir).settings) if is_sweep(run_dir) else None
     numbers: Sequence[int | None] = [None] if settings is None else range(len(settings))
-    members = (played(rows, number, min(steps.get(number, 0) * PLAYED.frame_skip, limit)) for number in numbers)
+    members = (played(rows, number, min(steps.get(number, 0) * FRAME_SKIP, limit)) for number in numbers)
     return GameRun(str(run_dir), atari_game(config.environment.id), tuple(members), settings)
 
 
@@ -160,7 +160,7 @@ def played(rows: Sequence[Row], member: int | None, frames: float) -> Played:
         [number for row in own if row["kind"] == kind and (number := display.number(row, name)) is not None]
         for kind, name in (("train", "return_mean"), ("evaluation", "mean"))
     )
-    episodes = episodes_of(own, frames_a_step=PLAYED.frame_skip, member=member)
+    episodes = episodes_of(own, frames_a_step=FRAME_SKIP, member=member)
     several = bool((episodes.weights[-LAST_EPISODES:] > 1).any())
     return Played(
         frames=int(frames),

@@ -18,7 +18,6 @@ from laser_rl.agent.actor import Actor
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.config import Config, EnvironmentConfig
-from laser_rl.envs.atari import AtariSettings
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.errors import ConfigError, UserError
@@ -159,7 +158,7 @@ def open_environments(
         placement=config.placement,
         workers=config.workers or None,
         options=config.options if isinstance(source, str) else None,  # else they only say how to make another
-        atari=AtariSettings(**config.atari.model_dump()),
+        atari=config.atari,
         step_timeout_s=config.step_timeout_s,
         reset_timeout_s=config.reset_timeout_s,
         on_bad_value=config.on_bad_value,

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from laser_rl.agent.policy import Policy, act_once
 from laser_rl.config import EnvironmentConfig
 from laser_rl.disk import whole, write_json
-from laser_rl.envs.atari import AtariSettings
 from laser_rl.envs.border import Env
 from laser_rl.envs.make import make_renderable
 from laser_rl.envs.masks import MaskInObservation, in_space
@@ -104,8 +103,7 @@ def can_be_filmed(environment: EnvironmentConfig) -> bool:
 
 
 def _opened(environment: EnvironmentConfig, task: str, options: Mapping[str, Any]) -> Env:
-    atari = AtariSettings(**environment.atari.model_dump())
-    return make_renderable(task, options={**options, **environment.options}, atari=atari)
+    return make_renderable(task, options={**options, **environment.options}, atari=environment.atari)
 
 
 def _play(

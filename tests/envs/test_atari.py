@@ -10,7 +10,8 @@ import torch
 
 ale_py = pytest.importorskip("ale_py")
 
-from laser_rl.envs.atari import AtariEnvironments, AtariSettings, atari_game  # noqa: E402
+from laser_rl.config import AtariConfig  # noqa: E402
+from laser_rl.envs.atari import FRAME_SKIP, AtariEnvironments, atari_game  # noqa: E402
 from laser_rl.envs.make import make_environments, make_renderable  # noqa: E402
 from laser_rl.envs.scores import ATARI_57  # noqa: E402
 from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra  # noqa: E402
@@ -54,7 +55,7 @@ class BareBreakout:
 
 def test_breakout_is_what_the_bare_emulator_shows():
     envs, bare = (
-        AtariEnvironments("Breakout", slots=1, seed=1, settings=AtariSettings(most_noops=0, threads=1)),
+        AtariEnvironments("Breakout", slots=1, seed=1, settings=AtariConfig(most_noops=0, threads=1)),
         BareBreakout(),
     )
     rows, rng = envs.reset(), np.random.default_rng(0)
@@ -76,7 +77,7 @@ def test_breakout_is_what_the_bare_emulator_shows():
 
 def test_rewards_are_raw_and_a_lost_life_does_not_end_the_episode():
     envs, rng = (
-        AtariEnvironments("ALE/SpaceInvaders-v5", slots=4, seed=1, settings=AtariSettings(threads=1)),
+        AtariEnvironments("ALE/SpaceInvaders-v5", slots=4, seed=1, settings=AtariConfig(threads=1)),
         np.random.default_rng(0),
     )
     rows, rewards, lost, ended = envs.reset(), set(), 0, 0
@@ -91,10 +92,10 @@ def test_rewards_are_raw_and_a_lost_life_does_not_end_the_episode():
 
 
 def test_the_clock_is_ours_and_the_cap_is_a_truncation():
-    settings = AtariSettings(most_frames=80, threads=1)
+    settings = AtariConfig(most_frames=80, threads=1)
     envs = AtariEnvironments("pong", slots=2, seed=1, settings=settings)
     rows = [envs.reset(), *(envs.step(np.arange(2), np.zeros(2, np.int64)) for _ in range(43))]
-    assert settings.most_frames // settings.frame_skip == 20
+    assert settings.most_frames // FRAME_SKIP == 20
     assert [index for index, row in enumerate(rows) if row.truncated.all()] == [20, 41]
     assert [index for index, row in enumerate(rows) if row.is_first.all()] == [0, 21, 42]
     assert [int(row.episode[0]) for row in (rows[20], rows[21], rows[42])] == [0, 1, 2]
@@ -104,7 +105,7 @@ def test_the_clock_is_ours_and_the_cap_is_a_truncation():
 
 @pytest.mark.slow
 def test_the_first_no_ops_are_up_to_37():
-    envs = AtariEnvironments("breakout", slots=4, seed=1, settings=AtariSettings(threads=1))
+    envs = AtariEnvironments("breakout", slots=4, seed=1, settings=AtariConfig(threads=1))
     _, vector = envs._groups[0]
     frames = [vector.reset(seed=np.arange(4) + 4 * turn)[1]["episode_frame_number"] for turn in range(6)]
     counted = set(np.concatenate(frames).tolist())
@@ -115,7 +116,7 @@ def test_the_first_no_ops_are_up_to_37():
 
 def test_the_same_seed_gives_the_same_game_on_any_number_of_threads():
     games = [
-        AtariEnvironments("Seaquest", slots=3, seed=seed, settings=AtariSettings(threads=threads))
+        AtariEnvironments("Seaquest", slots=3, seed=seed, settings=AtariConfig(threads=threads))
         for seed, threads in ((1, 1), (1, 2), (2, 1))
     ]
     for game in games:
@@ -130,7 +131,7 @@ def test_the_same_seed_gives_the_same_game_on_any_number_of_threads():
 
 
 def opening(game):
-    envs = AtariEnvironments(game, slots=1, seed=1, settings=AtariSettings(threads=1))
+    envs = AtariEnvironments(game, slots=1, seed=1, settings=AtariConfig(threads=1))
     assert envs.spec.observation.shape == (1, 84, 84)
     assert 3 <= envs.spec.action.count <= 18
     envs.reset()
@@ -163,7 +164,7 @@ def test_there_are_57():
 
 
 def test_the_full_set_of_actions():
-    settings = AtariSettings(full_action_space=True, threads=1)
+    settings = AtariConfig(full_action_space=True, threads=1)
     assert AtariEnvironments("pong", slots=1, seed=1, settings=settings).spec.action.count == 18
     assert AtariEnvironments("breakout", slots=1, seed=1).spec.action.count == 4
 
@@ -174,7 +175,7 @@ def test_an_unknown_game_is_refused():
 
 
 def test_it_has_no_state():
-    envs = AtariEnvironments("pong", slots=2, seed=1, settings=AtariSettings(threads=1))
+    envs = AtariEnvironments("pong", slots=2, seed=1, settings=AtariConfig(threads=1))
     envs.reset()
     assert envs.state_dict() is None
     with pytest.raises(ConfigError, match="a state to restore"):
@@ -196,7 +197,7 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
 
 
 def test_the_screen_to_look_at_plays_the_same_game():
-    settings = AtariSettings(threads=1)
+    settings = AtariConfig(threads=1)
     envs, screen = (
         AtariEnvironments("pong", slots=1, seed=4, settings=settings),
         make_renderable("ALE/Pong-v5", atari=settings),
@@ -237,7 +238,7 @@ def collect(envs, steps, actions):
     ("slots", "steps"), [(2, 40), *(pytest.param(slots, 75, marks=pytest.mark.slow) for slots in (1, 4, 5))]
 )
 def test_a_slot_plays_the_same_in_any_group(slots, steps):
-    settings = AtariSettings(most_frames=120, threads=1)  # a truncation every 30 steps
+    settings = AtariConfig(most_frames=120, threads=1)  # a truncation every 30 steps
     actions = np.random.default_rng(0).integers(6, size=(slots, 2 * steps + 9))
     one, two, three = (
         collect(AtariEnvironments("pong", slots=slots, seed=3, settings=settings, groups=groups), steps, actions)
@@ -248,7 +249,7 @@ def test_a_slot_plays_the_same_in_any_group(slots, steps):
 
 
 def test_groups_answer_in_turn():
-    envs = AtariEnvironments("pong", slots=5, seed=1, settings=AtariSettings(threads=1), groups=2)
+    envs = AtariEnvironments("pong", slots=5, seed=1, settings=AtariConfig(threads=1), groups=2)
     assert envs.reset().slots.tolist() == [0, 1, 2, 3, 4]
     assert envs.step(np.arange(5), np.zeros(5, np.int64)).slots.tolist() == [0, 1, 2]
     orders = [np.array([2, 0, 1]), np.array([4, 3]), np.array([0, 1, 2])]
@@ -259,7 +260,7 @@ def test_groups_answer_in_turn():
 
 
 def test_rows_that_are_owed_hinder_neither_a_reset_nor_the_end():
-    settings = AtariSettings(most_frames=40, threads=1)
+    settings = AtariConfig(most_frames=40, threads=1)
     envs = AtariEnvironments("pong", slots=4, seed=1, settings=settings, groups=2)
     ready = envs.reset().slots
     ended = []
@@ -281,7 +282,7 @@ def test_rows_that_are_owed_hinder_neither_a_reset_nor_the_end():
 
 @pytest.mark.parametrize(("lockstep", "answering"), [(True, 4), (False, 2)])
 def test_only_without_lockstep_are_there_two_groups(lockstep, answering):
-    envs = make_environments("ALE/Pong-v5", slots=4, seed=1, atari=AtariSettings(threads=1), lockstep=lockstep)
+    envs = make_environments("ALE/Pong-v5", slots=4, seed=1, atari=AtariConfig(threads=1), lockstep=lockstep)
     envs.reset()
     assert len(envs.step(np.arange(4), np.zeros(4, np.int64)).slots) == answering
     envs.close()
@@ -289,7 +290,7 @@ def test_only_without_lockstep_are_there_two_groups(lockstep, answering):
 
 @pytest.mark.slow
 def test_games_that_alternate_can_be_mixed():
-    envs = make_environments("pong,breakout", slots=8, seed=1, atari=AtariSettings(threads=1))
+    envs = make_environments("pong,breakout", slots=8, seed=1, atari=AtariConfig(threads=1))
     ready, answered = envs.reset().slots, np.zeros(8, int)
     for _ in range(10):
         rows = envs.step(ready, np.zeros(len(ready), np.int64))

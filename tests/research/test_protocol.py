@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.envs.atari import AtariSettings
+from laser_rl.config import AtariConfig
 from laser_rl.envs.scores import Reference
 from laser_rl.research.protocol import (
     ATARI_BUCKET_FRAMES,
@@ -126,7 +126,7 @@ def test_episodes_of_a_member_and_a_task_in_the_order_of_frames():
 
 
 def test_games_are_played_as_the_protocol_says():
-    settings = AtariSettings()
+    settings = AtariConfig()
     assert settings.most_noops == 37
     assert settings.most_frames == 30 * 60 * 60  # 30 minutes of 60 frames a second
     assert settings.sticky_actions == 0
