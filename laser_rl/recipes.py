@@ -361,13 +361,6 @@ def by_name(name: str, environment: str | None = None) -> Config:
     return RECIPES[name](*([] if environment is None else [environment]))
 
 
-def sweep_by_name(name: str, environment: str | None = None) -> SweepConfig:
-    """A recipe for a sweep, for another environment than its own if one is given."""
-    if name not in SWEEPS:
-        raise ConfigError(f"there is no recipe for sweeps {name!r}; there are {', '.join(SWEEPS)}")
-    return SWEEPS[name](*([] if environment is None else [environment]))
-
-
 def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
     """The recipe that fits what an environment looks like."""
     shapes = spec.observation.pictures

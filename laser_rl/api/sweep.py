@@ -121,7 +121,7 @@ class Sweep:
         self._source, self._net, self._sinks, self._track = env, net, tuple(sinks), named(track)
         self._run_dir = None if run_dir is None else Path(run_dir)
         if config is None and recipe in recipes.SWEEPS:
-            sweep = recipes.sweep_by_name(recipe, stored_name(env)[0])
+            sweep = recipes.SWEEPS[recipe](stored_name(env)[0])
             base, values = sweep.base, sweep.model_dump(exclude={"base"})
         else:
             base, values = config or base_config(env, recipe), {}

@@ -138,7 +138,7 @@ def begin(
     known = section.get("id") if isinstance(section, dict) else None
     env = env or (known if isinstance(known, str) else None)  # anything else is refused with the other settings
     if sweep and recipe in recipes.SWEEPS:
-        chosen = recipes.sweep_by_name(recipe, env)
+        chosen = recipes.SWEEPS[recipe](*([] if env is None else [env]))
         return merged(chosen.base, sections), with_source(chosen.model_dump(exclude={"base"}), stored)
     if recipe is not None or env is None:
         return merged(recipes.by_name(recipe or "cartpole", env), sections), stored

@@ -37,10 +37,7 @@ def make_environments(
     workers: int | None = None,
     options: Mapping[str, Any] | None = None,
     atari: AtariConfig | None = None,
-    step_timeout_s: float = 60.0,
-    reset_timeout_s: float = 60.0,
-    constructor_timeout_s: float = 120.0,
-    patience_s: float = 0.5,
+    limits: ProcessLimits | None = None,
     on_bad_value: OnBadValue = "fail",
     lockstep: bool = False,
 ) -> Environments:
@@ -55,7 +52,6 @@ def make_environments(
         raise ConfigError(f"expected at least one environment slot, got {slots}")
     if isinstance(source, gymnasium.vector.VectorEnv):
         return _adapted(source, slots, seed, on_bad_value)
-    limits = ProcessLimits(step_timeout_s, reset_timeout_s, constructor_timeout_s)
     workers = workers or max(1, min(slots, len(os.sched_getaffinity(0))))  # one a core that this process may use
 
     def make(source: Source, slots: int, seed: int, options: Mapping[str, Any], workers: int) -> Environments:
@@ -72,9 +68,7 @@ def make_environments(
             common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": on_bad_value}
             if placement != "process":
                 return SerialEnvironments(made, **common)
-            return PoolEnvironments(
-                made, workers=workers, limits=limits, patience_s=patience_s, lockstep=lockstep, **common
-            )
+            return PoolEnvironments(made, workers=workers, limits=limits, lockstep=lockstep, **common)
         except EXITS as error:
             raise exit_of(error, str(source)) from None
 

@@ -106,12 +106,13 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 def worker() -> Probe:
     from laser_rl.envs.make import make_environments  # noqa: PLC0415 - imports Gymnasium
+    from laser_rl.envs.worker import ProcessLimits  # noqa: PLC0415
     from laser_rl.errors import UserError  # noqa: PLC0415
 
     start = time.perf_counter()
-    limits = dict.fromkeys(("step_timeout_s", "reset_timeout_s", "constructor_timeout_s"), WORKER_LIMIT_S)
+    limits = ProcessLimits(WORKER_LIMIT_S, WORKER_LIMIT_S, WORKER_LIMIT_S)
     try:
-        made = make_environments("CartPole-v1", slots=1, seed=0, placement="process", workers=1, **limits)  # type: ignore[arg-type]
+        made = make_environments("CartPole-v1", slots=1, seed=0, placement="process", workers=1, limits=limits)
         with contextlib.closing(made) as environments:
             environments.reset()
             seconds = time.perf_counter() - start

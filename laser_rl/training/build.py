@@ -20,6 +20,7 @@ from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import Environments, EnvironmentSpec
+from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, build_network, family_of, parameter_count
@@ -159,8 +160,7 @@ def open_environments(
         workers=config.workers or None,
         options=config.options if isinstance(source, str) else None,  # else they only say how to make another
         atari=config.atari,
-        step_timeout_s=config.step_timeout_s,
-        reset_timeout_s=config.reset_timeout_s,
+        limits=ProcessLimits(config.step_timeout_s, config.reset_timeout_s),
         on_bad_value=config.on_bad_value,
         lockstep=lockstep,
     )

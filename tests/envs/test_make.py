@@ -11,6 +11,7 @@ from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.vector import VectorAdapter
+from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import ConfigError, EnvironmentRefused
 from tests.envs.samples import Telltale, processes
 
@@ -123,8 +124,7 @@ def test_limits_and_policy_reach_the_pool():
         seed=1,
         placement="process",
         workers=2,
-        step_timeout_s=3,
-        reset_timeout_s=4,
+        limits=ProcessLimits(step_s=3, reset_s=4),
         on_bad_value="drop",
     )
     assert (envs._limits.step_s, envs._limits.reset_s, len(processes(envs))) == (3, 4, 2)

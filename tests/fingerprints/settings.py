@@ -28,7 +28,7 @@ def _all_settings() -> dict[str, Any]:
         found[f"{name} for {ELSEWHERE}"] = recipes.by_name(name, ELSEWHERE)
     found["laser-multitask for suite:dmlab-30"] = recipes.by_name("laser-multitask", "suite:dmlab-30")
     for name in recipes.SWEEPS:
-        found[name] = recipes.sweep_by_name(name)
-        found[f"{name} for {ELSEWHERE}"] = recipes.sweep_by_name(name, ELSEWHERE)
+        found[name] = recipes.SWEEPS[name]()
+        found[f"{name} for {ELSEWHERE}"] = recipes.SWEEPS[name](ELSEWHERE)
     found["PBT of small sweeps"] = recipes.small_pbt(20_000)
     return json.loads(json.dumps({name: value.model_dump(mode="json") for name, value in found.items()}))
