@@ -12,7 +12,7 @@ from torch import cuda
 # Between two looks at an event: the scheduler makes it about 0.1 ms, and the core stays free for emulators.
 PAUSE_S = 2e-5
 GIVE_UP_S = 600.0
-Purpose = Literal["acting", "uploading", "capturing"]
+Purpose = Literal["acting", "uploading", "capturing", "recording"]
 
 
 def wait_for(event: "cuda.Event", who: str, whom: str, timeout_s: float = GIVE_UP_S) -> None:
@@ -32,20 +32,21 @@ def marked(device: torch.device, *, timing: bool = False) -> "cuda.Event":
 
 
 def own_stream(device: torch.device, purpose: Purpose) -> "cuda.Stream | None":
-    """The stream of this process for a purpose, after all that the current one was given; None on a CPU.
-
-    One for each purpose, for ever: torch has 32 streams and then hands out the same ones again, and a capture on a stream that another
-    thread uses would swallow what that thread launches. Kernels of the acting stream begin before those of others that wait.
-    """
+    """The stream of this process for a purpose, after all that the current one was given; None on a CPU."""
     if device.type != "cuda":
         return None
-    stream = _stream(device, purpose)
+    stream = stream_for(device, purpose)
     stream.wait_stream(cuda.current_stream(device))
     return stream
 
 
 @functools.cache
-def _stream(device: torch.device, purpose: Purpose) -> "cuda.Stream":
+def stream_for(device: torch.device, purpose: Purpose) -> "cuda.Stream":
+    """One for each purpose, for ever.
+
+    Torch has 32 streams and then hands out the same ones again, and a capture on a stream that another thread uses would swallow what
+    that thread launches. Kernels of the acting stream begin before those of others that wait.
+    """
     return cuda.Stream(device, priority=-1 if purpose == "acting" else 0)  # type: ignore[no-untyped-call]
 
 

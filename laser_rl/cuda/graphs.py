@@ -7,7 +7,6 @@ recorded. Other threads launch work of their own meanwhile.
 """
 
 import contextlib
-import functools
 import gc
 import logging
 import threading
@@ -18,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from laser_rl.gpu_streams import own_stream
+from laser_rl.gpu_streams import own_stream, stream_for
 from laser_rl.types import Batch
 
 log = logging.getLogger("laser_rl.agent")
@@ -91,7 +90,7 @@ class CudaGraphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, _stream_of(device)
+        self._device, self._stream = device, stream_for(device, "recording")
 
     def rehearse(self, work: Callable[[], Result]) -> Result:
         """Do the work on the stream on which it will be recorded: what libraries do at a first time, they do for each stream apart."""
@@ -147,12 +146,6 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-@functools.cache
-def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    """One for ever: torch has 32 and then hands out the same ones again, and a capture swallows whatever goes to its stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Graphed(Generic[Result]):
