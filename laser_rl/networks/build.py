@@ -96,8 +96,6 @@ def build_network(
     pixel_control_cell: int = 0,
 ) -> AgentNetwork:
     """A network for an environment, from our parts or a user's torso; `pixel_control_cell` 0 leaves that head out."""
-    if config.separate_value and config.memory != "none":
-        raise ConfigError("a value with a torso of its own would see nothing of the memory; leave one of the two out")
     shape = stacked_shape(spec.observation, stack)
     if config.normalise_observation and spec.observation.pictures:
         raise ConfigError(

@@ -7,7 +7,6 @@ from torch import nn
 
 from laser_rl.envs.instructions import with_instruction
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
-from laser_rl.errors import ConfigError
 from laser_rl.networks.recurrent import GRU, LSTM, PreCo, build_memory, state_size
 from laser_rl.networks.torso import LastStep
 from laser_rl.types import Inputs
@@ -104,12 +103,6 @@ def test_a_network_with_a_memory_reads_the_last_action_and_reward(action):
     rewarded = nothing._replace(last_reward=torch.ones(2, 3))
     for changed in (acted, rewarded):
         assert not torch.allclose(network(changed, network.initial_state(3))[0].policy, base)
-
-
-def test_a_memory_and_a_value_of_its_own_do_not_go_together():
-    spec = EnvironmentSpec("x", ObservationSpec((4,)), DiscreteActions(2))
-    with pytest.raises(ConfigError, match="would see nothing of the memory"):
-        build_network(spec, memory="gru", separate_value=True)
 
 
 def test_the_instruction_is_read_and_is_no_picture():
