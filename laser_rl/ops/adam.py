@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laser_rl.ops import checks
-
 
 class AdamState(NamedTuple):
     """First and second moments, and how many steps they have seen."""
@@ -49,8 +47,6 @@ def update(
     >>> value
     tensor([-0.1000])
     """
-    if checks.active():
-        checks.numbers(taken, value=value, gradient=gradient)
     mean, square, steps = state
     with torch.no_grad():
         step = torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN

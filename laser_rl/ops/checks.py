@@ -1,6 +1,6 @@
-"""Bad tensors are refused at the public functions of `ops`, and that costs nothing inside the training step.
+"""Returns, losses, trust region, memories and families refuse bad tensors; that costs nothing inside the training step.
 
-Every public function asks `active()` once and validates only if it says yes. It says no while `torch.compile` traces (so a compiled
+Each of these functions asks `active()` once and validates only if it says yes. It says no while `torch.compile` traces (so a compiled
 step contains no check at all) and inside `unchecked()` (one look-up of a context variable for each call, no look at any tensor).
 """
 

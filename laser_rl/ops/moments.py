@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laser_rl.ops import checks
-
 _EPSILON, _LIMIT = 1e-8, 10.0  # stable-baselines3's VecNormalize
 
 
@@ -36,9 +34,6 @@ def sums(
     >>> sums(torch.tensor([1.0]), torch.tensor([[[3.0], [7.0]], [[4.0], [7.0]]]), torch.tensor([True, False])).squeeze()
     tensor([ 2.,  5., 13.], dtype=torch.float64)
     """
-    if checks.active():
-        checks.same_shape(mean=mean, row=rows[0, 0])
-        checks.same_shape(seen=seen, column=rows[0].flatten(1)[:, 0])
     off = rows.double() - mean
     kept = seen.reshape(-1, *[1] * mean.ndim)
     off = torch.where(kept, off, 0.0)
@@ -78,6 +73,4 @@ def standardise(
     >>> standardise(torch.tensor([[5.0], [99.0]]), torch.tensor([3.0]), torch.tensor([0.5])).squeeze()
     tensor([ 1., 10.])
     """
-    if checks.active():
-        checks.same_shape(shift=shift, scale=scale, row=rows[0])
     return ((rows - shift) * scale).clamp(-_LIMIT, _LIMIT)

@@ -40,9 +40,6 @@ def dueling(
     >>> dueling(torch.full((1, 1, 1), 5.0), torch.tensor([1.0, 3.0]).reshape(2, 1, 1)).flatten()
     tensor([4., 6.])
     """
-    if checks.active():
-        expected, got = (*advantage.shape[:-3], 1, *advantage.shape[-2:]), tuple(value.shape)
-        checks.require(got == expected, f"value has shape {got}, expected {expected}")
     return value + advantage - advantage.mean(-3, keepdim=True)
 
 

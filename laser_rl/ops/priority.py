@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laser_rl.ops import checks
-
 
 def probabilities(priority: Float[Tensor, "N"], *, exponent: float, uniform_share: float = 0.0) -> Float[Tensor, "N"]:
     """P(τ) ∝ p^α, mixed with a uniform share ε so that no priority goes stale for ever; uniform while all priorities are 0.
@@ -13,8 +11,6 @@ def probabilities(priority: Float[Tensor, "N"], *, exponent: float, uniform_shar
     >>> probabilities(torch.tensor([1.0, 3.0]), exponent=1.0, uniform_share=0.5)
     tensor([0.3750, 0.6250])
     """
-    if checks.active():
-        checks.numbers(priority=priority)
     powered = priority**exponent
     total = powered.sum()
     uniform = torch.full_like(priority, 1.0 / priority.shape[0])
@@ -37,8 +33,6 @@ def critic_priority(value_loss: Float[Tensor, "T B"], learnable: Bool[Tensor, "T
     >>> critic_priority(torch.tensor([[1.0], [9.0]]), torch.tensor([[True], [False]]))
     tensor([1.])
     """
-    if checks.active():
-        checks.rows(learnable, value_loss=value_loss)
     with torch.no_grad():
         total = torch.where(learnable, value_loss, value_loss.new_zeros(())).sum(0)
         return total / learnable.sum(0).clamp(min=1)

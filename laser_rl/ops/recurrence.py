@@ -23,9 +23,6 @@ def backward_recurrence(addend: Float[Tensor, "T *rest"], factor: Float[Tensor, 
     >>> backward_recurrence(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 0.5, 0.5]))
     tensor([1.7500, 1.5000, 1.0000])
     """
-    if checks.active():
-        checks.same_shape(addend=addend, factor=factor)
-        checks.floating(addend=addend, factor=factor)
     steps = addend.shape[0]
     if torch.compiler.is_compiling() and steps <= WRITTEN_OUT:
         return _written_out(addend, factor)

@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laser_rl.ops import checks
-
 
 class RmsPropState(NamedTuple):
     """Tensors like the parameters."""
@@ -50,8 +48,6 @@ def update(
     >>> value
     tensor([-0.1000])
     """
-    if checks.active():
-        checks.numbers(taken, value=value, gradient=gradient)
     mean_square, velocity = state
     with torch.no_grad():
         step = torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN

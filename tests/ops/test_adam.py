@@ -53,12 +53,6 @@ def test_a_row_counts_its_own_steps():
     assert (-value[:, 0]).tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_bad_input_is_refused():
-    value, rate, state = torch.zeros(2, 3), torch.tensor(1e-3), adam.initial(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="finite"):
-        adam.update(value, torch.full((2, 3), math.nan), state, TAKEN, learning_rate=rate)
-
-
 def test_each_row_is_taken_or_left_by_itself():
     value, gradient, state = torch.zeros(2, 3), torch.ones(2, 3), adam.initial(torch.zeros(2, 3))
     gradient[1] = math.nan

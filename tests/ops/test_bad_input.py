@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 
-from laser_rl.ops import actor_critic, checks, moments, pixel_control, popart, priority, rewards, rmsprop
+from laser_rl.ops import actor_critic, checks, pixel_control, popart
 from laser_rl.ops import recurrence as memory
 from laser_rl.ops import trust_region as trust
 from laser_rl.ops.checks import InputError
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
-from laser_rl.ops.recurrence import backward_recurrence
 from laser_rl.ops.vtrace import vtrace
 
 pytestmark = pytest.mark.usefixtures("as_in_production")
@@ -41,7 +40,6 @@ LOSSES = {
 }  # fmt: skip
 GOOD = {
     vtrace: RETURNS,
-    backward_recurrence: {"addend": ones, "factor": ones},
     trust.sampled_implied_kl: {"policy_log_prob": ones, "behaviour_log_prob": ones},
     trust.kl_to_implied: {"family": Categorical(4), "policy": logits, "behaviour": logits},
     trust.within: {"relevance": ones, "bound": 0.1},
@@ -51,23 +49,11 @@ GOOD = {
     actor_critic.entropy_loss: {"entropy": ones, "learnable": mask, "online": mask[0]},
     actor_critic.reduce: {"loss": ones, "learnable": mask, "how": "sum"},
     actor_critic.actor_critic_losses: LOSSES,
-    moments.sums: {"mean": torch.zeros(5), "rows": torch.ones(3, 2, 5), "seen": mask[0]},
-    moments.standardise: {"rows": torch.ones(3, 5), "shift": torch.zeros(5), "scale": torch.ones(5)},
     popart.sigma: {"statistics": statistics},
     popart.sums: {"target": ones, "task": task, "learnable": mask, "tasks": 2},
-    popart.update: {"statistics": statistics, "seen": popart.sums(ones, task, mask, tasks=2)},
-    popart.rescale: {"layer": popart.Layer(torch.ones(2, 5), torch.ones(2)), "old": statistics, "new": statistics},
     popart.normalise: {"statistics": statistics, "value": ones, "task": task},
-    pixel_control.cumulants: {"observation": torch.zeros(2, 1, 1, 8, 8)},
-    pixel_control.dueling: {"value": torch.ones(3, 1, 2, 2), "advantage": torch.ones(3, 4, 2, 2)},
     pixel_control.q_targets: {"q": q, "cumulant": cumulant, "discount": ones, "learnable": mask},
     pixel_control.q_loss: {"q": q, "action": action, "cumulant": cumulant, "discount": ones, "learnable": mask},
-    rewards.clip: {"reward": ones},
-    rewards.dmlab_squash: {"reward": ones},
-    rmsprop.update: {"value": ones.clone(), "gradient": ones, "state": rmsprop.initial(ones), "taken": torch.tensor(True), "learning_rate": torch.tensor(0.1)},
-    priority.probabilities: {"priority": torch.ones(4), "exponent": 1.0},
-    priority.weights: {"sampled": torch.ones(2), "stored": 4, "exponent": 1.0},
-    priority.critic_priority: {"value_loss": ones, "learnable": mask},
     memory.unroll: {"cell": lambda x, s: s, "inputs": ones, "is_first": mask, "state": torch.ones(2)},
     Categorical: {"actions": 2},
     four.log_prob: {"parameters": logits, "action": action},
@@ -133,8 +119,6 @@ CASES = [
     (vtrace, {"learnable": mask[0]}, "the mask has shape (2,), expected rows [T, B]"),
     (vtrace, {"learnable": mask[:0]}, "the mask has shape (0, 2), expected rows [T, B]"),
     # the recursions
-    (backward_recurrence, {"factor": wide}, wrong_shape("factor", (3, 5), (3, 2), "addend")),
-    (backward_recurrence, {"addend": half, "factor": half}, wrong_type("addend", half)),
     (memory.unroll, {"is_first": ones}, not_mask("is_first")),
     (memory.unroll, {"inputs": wide}, "inputs (3, 5) and state (2,) do not fit is_first (3, 2); expected [T, B, ...] and [B, ...]"),
     (memory.unroll, {"state": torch.ones(3)}, "inputs (3, 2) and state (3,) do not fit is_first (3, 2); expected [T, B, ...] and [B, ...]"),
@@ -155,17 +139,12 @@ CASES = [
     *[(actor_critic.actor_critic_losses, {n: ones}, not_mask(n)) for n in ("is_transition", "trusted")],
     (actor_critic.actor_critic_losses, {"action": action + 4}, "action runs from 4 to 4, expected 0 to 3"),
     # PopArt and PixelControl
-    (moments.sums, {"mean": torch.zeros(4)}, wrong_shape("row", (5,), (4,), "mean")),
-    (moments.sums, {"seen": torch.ones(3, dtype=torch.bool)}, wrong_shape("column", (2,), (3,), "seen")),
-    (moments.standardise, {"rows": torch.ones(3, 4)}, wrong_shape("row", (4,), (5,), "shift")),
     (popart.sums, {"learnable": ones}, not_mask("learnable")),
     (popart.sums, {"task": torch.tensor([0, 1, 0])}, wrong_shape("task", (3,), (2,), "column")),
     (popart.sums, {"task": task + 1}, "task runs from 1 to 2, expected 0 to 1"),
     (popart.sums, {"target": poisoned(ones)}, not_finite("target", ones)),
-    (popart.rescale, {"layer": popart.Layer(torch.ones(2, 5), torch.ones(3))}, wrong_shape("bias", (3,), (2,), "mean")),
     (popart.normalise, {"task": task - 1}, "task runs from -1 to 0, expected 0 to 1"),
     (popart.normalise, {"task": task.float()}, "task is torch.float32, expected integers; call task.long() first"),
-    (pixel_control.dueling, {"value": torch.ones(3, 2, 2)}, "value has shape (3, 2, 2), expected (3, 1, 2, 2)"),
     *[(f, {"q": q.half()}, wrong_type("q", half)) for f in (pixel_control.q_targets, pixel_control.q_loss)],
     (pixel_control.q_targets, {"q": q[1:]}, "cumulant has shape (3, 2, 1, 1), expected (3, 2, 1, 1) for q (3, 2, 5, 1, 1)"),
     (pixel_control.q_targets, {"discount": wide}, wrong_shape("discount", (3, 5), (3, 2), "learnable")),
@@ -174,13 +153,6 @@ CASES = [
     (pixel_control.q_targets, {"cumulant": poisoned(torch.zeros(3, 2, 2, 2)), "q": torch.zeros(4, 2, 5, 2, 2)}, not_finite("cumulant", cumulant)),
     (pixel_control.q_loss, {"action": action[1:]}, wrong_shape("action", (2, 2), (3, 2), "learnable")),
     (pixel_control.q_loss, {"action": action + 5}, "action runs from 5 to 5, expected 0 to 4"),
-    # rewards, RMSProp, priorities
-    *[(f, {"reward": half}, wrong_type("reward", half)) for f in (rewards.clip, rewards.dmlab_squash)],
-    (rewards.clip, {"reward": poisoned(ones)}, not_finite("reward", ones)),
-    (rmsprop.update, {"gradient": wide}, wrong_shape("gradient", (3, 5), (3, 2), "value")),
-    (rmsprop.update, {"gradient": poisoned(ones)}, not_finite("gradient", ones)),
-    (priority.probabilities, {"priority": poisoned(torch.ones(4))}, not_finite("priority", torch.ones(4))),
-    (priority.critic_priority, {"value_loss": poisoned(ones)}, not_finite("value_loss", ones)),
     # the families
     *[(f, {"parameters": ones}, "parameters has shape (3, 2), expected a last dimension of 4") for f in FAMILY_METHODS],
     *[(f, {"parameters": logits.half()}, wrong_type("parameters", half)) for f in (four.log_prob, pair.entropy)],
