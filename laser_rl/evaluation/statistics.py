@@ -153,11 +153,6 @@ def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None,
     )
 
 
-def summarise_episodes(episodes: Sequence[Episode]) -> EvalResult:
-    """The statistics of what `rollout` played."""
-    return summarise([one.raw_return for one in episodes], lengths=[one.length for one in episodes])
-
-
 def summarise_mixture(episodes: Sequence[Episode], spec: EnvironmentSpec) -> EvalResult:
     """The statistics of what `rollout` played in a mixture: as many episodes of every task."""
     references = references_of(spec.tasks)

@@ -11,30 +11,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from laser_rl.ops import checks
 from laser_rl.ops.distributions import Family
 
 ENUMERABLE = 1024
 """Up to so many joint actions a sum over all of them is exact and cheap; beyond, actions are drawn."""
-
-
-def sampled_implied_kl(
-    policy_log_prob: Float[Tensor, "N *rows"], behaviour_log_prob: Float[Tensor, "N *rows"], *, clip_rho: float = 1.0
-) -> Float[Tensor, "*rows"]:
-    """KL(π ‖ implied policy) from N actions drawn from π, for large or continuous action spaces.
-
-    With w = min(1, ρ̄·μ/π): Z = E[w] and KL = log Z − E[log w]. Never negative; biased low by O(1/N), since a logarithm is concave.
-
-    >>> log_pi = torch.zeros(4)
-    >>> sampled_implied_kl(log_pi, log_pi - 1.0)
-    tensor(0.)
-    """
-    if checks.active():
-        checks.numbers(policy_log_prob=policy_log_prob, behaviour_log_prob=behaviour_log_prob)
-    with torch.no_grad():
-        log_weight = (math.log(clip_rho) + behaviour_log_prob - policy_log_prob).clamp(max=0.0)
-        log_mass = log_weight.logsumexp(0) - math.log(log_weight.shape[0])
-        return (log_mass - log_weight.mean(0)).clamp(min=0.0)
 
 
 def kl_to_implied(
@@ -49,7 +29,8 @@ def kl_to_implied(
     """KL(π ‖ implied policy), the default relevance function: exact where the actions can be enumerated, else from `draws` actions.
 
     V-trace estimates the value of the implied policy (Prop. 1): min(ρ̄·μ, π) / Z with Z = Σ_a min(ρ̄·μ, π). So the divergence is
-    log Z + Σ_a π·max(0, log π − log(ρ̄·μ)).
+    log Z + Σ_a π·max(0, log π − log(ρ̄·μ)). From actions drawn from π: with w = min(1, ρ̄·μ/π) it is log E[w] − E[log w], which is never
+    negative and biased low by O(1/draws), since a logarithm is concave.
 
     >>> from laser_rl.ops.distributions import Categorical
     >>> kl_to_implied(Categorical(2), torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 9.0]])).item() > 0.1
@@ -63,9 +44,10 @@ def kl_to_implied(
             return (common.logsumexp(-1) + excess).clamp(min=0.0)  # rounding alone can make it negative
         policy, behaviour = policy.expand(draws, *policy.shape), behaviour.expand(draws, *behaviour.shape)
         action = family.sample(policy, generator)
-        return sampled_implied_kl(
-            family.log_prob(policy, action), family.log_prob(behaviour, action), clip_rho=clip_rho
-        )
+        log_pi, log_mu = family.log_prob(policy, action), family.log_prob(behaviour, action)
+        log_weight = (math.log(clip_rho) + log_mu - log_pi).clamp(max=0.0)
+        log_mass = log_weight.logsumexp(0) - math.log(draws)
+        return (log_mass - log_weight.mean(0)).clamp(min=0.0)
 
 
 def kl_to_behaviour(

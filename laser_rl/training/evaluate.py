@@ -22,7 +22,7 @@ from laser_rl.disk import write_bytes
 from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec, write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, DamagedRun, shortened
-from laser_rl.evaluation.statistics import EvalResult, rollout, summarise_episodes, summarise_mixture
+from laser_rl.evaluation.statistics import EvalResult, rollout, summarise, summarise_mixture
 from laser_rl.metrics.standing import best, standing
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import family_of
@@ -191,7 +191,9 @@ def evaluate(
             return player(rows)
 
         played = rollout(environments, act, episodes)
-    return summarise_mixture(played, spec) if spec.tasks else summarise_episodes(played)
+    if spec.tasks:
+        return summarise_mixture(played, spec)
+    return summarise([one.raw_return for one in played], lengths=[one.length for one in played])
 
 
 def task_count(source: build.EnvironmentSource) -> int:

@@ -8,8 +8,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.evaluation.statistics import bootstrap_interval, summarise, summarise_episodes
-from laser_rl.types import Episode
+from laser_rl.evaluation.statistics import bootstrap_interval, summarise
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
@@ -72,7 +71,7 @@ def test_repr_is_short():
 
 
 def test_lengths():
-    assert summarise_episodes([Episode(0, 10, 1.0), Episode(1, 20, 2.0)]).length_mean == 15
+    assert summarise([1.0, 2.0], lengths=[10, 20]).length_mean == 15
     assert math.isnan(summarise([1.0]).length_mean)
     with pytest.raises(ValueError, match="1 lengths for 2 returns"):
         summarise([1.0, 2.0], lengths=[1])

@@ -40,7 +40,6 @@ LOSSES = {
 }  # fmt: skip
 GOOD = {
     vtrace: RETURNS,
-    trust.sampled_implied_kl: {"policy_log_prob": ones, "behaviour_log_prob": ones},
     trust.kl_to_implied: {"family": Categorical(4), "policy": logits, "behaviour": logits},
     trust.within: {"relevance": ones, "bound": 0.1},
     trust.adapt_bound: {"bound": torch.tensor(0.1), "accepted": torch.tensor(0.5), "target": 0.5},
@@ -122,8 +121,6 @@ CASES = [
     (memory.unroll, {"is_first": ones}, not_mask("is_first")),
     (memory.unroll, {"inputs": wide}, "inputs (3, 5) and state (2,) do not fit is_first (3, 2); expected [T, B, ...] and [B, ...]"),
     (memory.unroll, {"state": torch.ones(3)}, "inputs (3, 2) and state (3,) do not fit is_first (3, 2); expected [T, B, ...] and [B, ...]"),
-    # the trust region
-    (trust.sampled_implied_kl, {"behaviour_log_prob": wide}, wrong_shape("behaviour_log_prob", (3, 5), (3, 2), "policy_log_prob")),
     # the losses
     *[(actor_critic.policy_gradient_loss, {n: wide}, wrong_shape(n, (3, 5), (3, 2), "learnable")) for n in ("log_prob", "rho", "advantage")],
     *[(actor_critic.policy_gradient_loss, {n: poisoned(ones)}, not_finite(n, ones)) for n in ("log_prob", "rho", "advantage")],
