@@ -71,6 +71,7 @@ class TaskEnvironments(Environments):
     def __init__(self, task: Task, *, slots: int, seed: int) -> None:
         self._task, self._seed = task, seed
         self.spec, self.slots = task.spec, slots
+        self.optimal_return, self.random_return = task.optimal_return, task.random_return
         # What led to the current row of each slot is kept, so that `load_state_dict` can give that row again.
         self._episode = np.zeros(slots, np.int64)
         self._episode_seed = seed_of(seed, np.arange(slots), self._episode)
