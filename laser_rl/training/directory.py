@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -170,9 +169,9 @@ def _is_ours(path: Path, names: list[str]) -> bool:
     if all(name == lock.NAME or is_temporary(name) for name in names):
         return True
     for name in _MARKS.keys() & set(names):
-        with contextlib.suppress(Damaged, ValueError, RecursionError):
-            values = json.loads(guarded.read_bytes(path / name, limit=LIMIT_BYTES))
-            if isinstance(values, dict) and values.keys() >= _MARKS[name]:
+        with contextlib.suppress(Damaged):
+            values = guarded.parse_json(path / name, guarded.read_bytes(path / name, limit=LIMIT_BYTES))
+            if values.keys() >= _MARKS[name]:
                 return True
     folder = path / checkpoint.CHECKPOINTS
     return any(manifest.NAME in guarded.names_in(folder / name) for name in _steps_in(folder))
