@@ -15,7 +15,7 @@ pytest_plugins = ["tests.faults.figures"]
 MUTATING = "MUTANT_UNDER_TEST" in os.environ
 if not MUTATING:  # mutants have to be killed by what tests assert, and there are thousands of them
     # Before anything imports laser_rl: every annotated shape is compared with what arrives.
-    install_import_hook(["laser_rl.ops", "laser_rl.research.theory"], "beartype.beartype")
+    install_import_hook(["laser_rl.ops", "examples.theory"], "beartype.beartype")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background so, and every process started from here would inherit it.

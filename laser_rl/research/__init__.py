@@ -1,1 +1,1 @@
-"""The paper's experiments, protocol, tables and theory. Nothing that trains imports this package."""
+"""The paper's experiments and its evaluation protocol. Nothing that trains imports this package."""

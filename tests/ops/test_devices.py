@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from examples import theory
 from laser_rl.ops import (
     actor_critic,
     checks,
@@ -21,7 +22,6 @@ from laser_rl.ops import (
 )
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
-from laser_rl.research import theory
 from tests.ops.inputs import make_rows, normal
 
 CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")

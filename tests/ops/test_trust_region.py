@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import theory
 from laser_rl.ops import trust_region
 from laser_rl.ops.distributions import Categorical, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
-from laser_rl.research import theory
 from tests.ops.inputs import assert_same, generator, normal, seeds
 from tests.references import distributions as twin_distributions
 from tests.references import trust_region as twin

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import theory
 from laser_rl.ops.vtrace import vtrace
-from laser_rl.research import theory
 from tests.ops.inputs import assert_same, examples, generator, importance_sampled, normal, seeds
 from tests.references import tabular
 
