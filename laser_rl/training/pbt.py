@@ -104,6 +104,11 @@ class Exploit(NamedTuple):
     donor_score: float
     before: dict[str, float]  # tuned settings of the member
     after: dict[str, float]
+    trial: int | None = None  # of a search: the trial that begins; with the member itself as donor, with new parameters
+    ended: str = ""  # of a search: how the trial before it ended
+
+
+SCORES = ("score", "donor_score")
 
 
 class PbtState:
@@ -132,12 +137,15 @@ class PbtState:
 
 
 def order_of(exploit: Exploit) -> dict[str, Any]:
-    """As strict JSON: a score that is not a number is null."""
-    return copy.deepcopy(exploit._asdict()) | {"score": None if math.isnan(exploit.score) else exploit.score}
+    """As strict JSON: a score that is not a number is null; what only a search says is left out elsewhere."""
+    record = copy.deepcopy(exploit._asdict())
+    record |= {name: None for name in SCORES if math.isnan(record[name])}
+    return {name: value for name, value in record.items() if exploit.trial is not None or name not in {"trial", "ended"}}
 
 
 def exploit_of(record: Mapping[str, Any]) -> Exploit:
-    return Exploit(**copy.deepcopy({**record, "score": math.nan if record["score"] is None else record["score"]}))
+    lost = {name: math.nan for name in SCORES if record[name] is None}
+    return Exploit(**copy.deepcopy({**record, **lost}))
 
 
 def normalised(score: float, config: PbtConfig) -> float:

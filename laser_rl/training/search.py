@@ -1,0 +1,228 @@
+"""A search for settings whose trials share one replay: Optuna proposes, members try, and what a trial has seen stays for all others.
+
+A member is a place where trials run one after the other. After each `1 / looks` of its steps a trial reports its mean return, and Optuna's
+pruner says whether it goes on. The place of one that has ended goes to the next: new settings from Optuna's sampler, new parameters (or
+with `inherit` those of the best member), and the replay of all trials so far. Decisions only, as in `pbt`; the trainer applies them.
+
+What this settles:
+- The best complete trial keeps its member and goes on learning until another complete one is better: so the best policy is never thrown
+  away, and a search needs two members.
+- The first trials are the draws of `random`: what a run begins with does not depend on Optuna.
+- Nothing of Optuna's is kept. Its study is made anew for every decision from the records below and from seeds, so a decision is a function
+  of both, and a run that is resumed goes on with the same trials.
+- When all `trials` have begun nothing is pruned any more, and every member goes on with the trial that it has.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from laser_rl.config import Count, CountOrNone, Frozen
+from laser_rl.errors import require_modules
+from laser_rl.training.pbt import Exploit, Standing, exploit_of, order_of
+
+END = Literal["running", "complete", "pruned", "failed"]
+
+
+class SearchConfig(Frozen):
+    """How many settings are tried for how long, and who proposes and ends them. Of Optuna (extra `search`)."""
+
+    trials: Annotated[int, Field(ge=2)]
+    """Settings to try, at most; as many as there are members at a time."""
+    trial_steps: CountOrNone = 0
+    """Steps of a trial that is not pruned; 0: twice its share of all steps, since pruned trials leave the rest of theirs to others."""
+    looks: Count = 10
+    """How often a trial reports its mean return, and may be pruned."""
+    sampler: Literal["tpe", "gp", "random"] = "tpe"
+    """Proposes settings: Optuna's TPESampler, GPSampler (needs SciPy) or RandomSampler."""
+    pruner: Literal["median", "halving", "hyperband", "none"] = "median"
+    """Ends trials early: Optuna's MedianPruner, SuccessiveHalvingPruner, HyperbandPruner, or nothing."""
+    inherit: bool = False
+    """A new trial begins with the parameters of the best member instead of new ones."""
+
+
+@dataclass
+class Trial:
+    """One setting that was tried, and where it stands."""
+
+    number: int
+    member: int
+    born: int  # steps of the member before it
+    settings: dict[str, float]
+    reports: dict[int, float] = field(default_factory=dict)  # mean return by look
+    looked: int = 0  # the newest look, also one that had nothing to report
+    state: END = "running"
+    attributes: dict[str, Any] = field(default_factory=dict)  # what Optuna's pruner notes about it
+
+    @property
+    def score(self) -> float:
+        """The newest mean return; a complete trial that goes on has newer ones. −∞ before the first."""
+        return self.reports[max(self.reports)] if self.reports else -math.inf
+
+
+class SearchState:
+    """The trials so far, and all that decisions depend on besides the standing of the members.
+
+    `space` has the distributions by name, `first` the settings that the members begin with, `steps` are those of each member in the run.
+    """
+
+    def __init__(
+        self, config: SearchConfig, space: Mapping[str, Any], first: Sequence[Mapping[str, float]], seed: int, steps: int
+    ) -> None:
+        self.config, self.space, self.seed = config, space, seed
+        self.trial_steps = config.trial_steps or max(1, min(steps, 2 * steps * len(first) // config.trials))
+        self.trials = [Trial(k, k, 0, dict(own)) for k, own in enumerate(first)]
+        self.history: list[Exploit] = []
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        return tuple(self.space)
+
+    def current(self) -> dict[int, Trial]:
+        """The newest trial of each member."""
+        return {trial.member: trial for trial in self.trials}
+
+    def is_due(self, steps: Sequence[int], episodes: Sequence[int]) -> bool:
+        """Whether a trial has come to its next look; asked in every turn."""
+        return any(self._look(trial, steps[member]) > trial.looked for member, trial in self.current().items())
+
+    def _look(self, trial: Trial, steps: int) -> int:
+        return (steps - trial.born) * self.config.looks // self.trial_steps
+
+    def decide(self, standing: Sequence[Standing], tuned: Sequence[Mapping[str, float]]) -> list[Exploit]:
+        """Take the reports that are due; the trials that begin now, which may be applied in any order."""
+        current, rows = self.current(), {row.member: row for row in standing}
+        for member, trial in current.items():
+            look = self._look(trial, rows[member].steps)
+            if look > trial.looked:
+                trial.looked = look
+                self._report(trial, rows[member].score)
+        complete = [trial for trial in current.values() if trial.state == "complete"]
+        leader = max(complete, key=lambda trial: trial.score, default=None)
+        ended = [member for member, one in current.items() if one.state != "running" and one is not leader]
+        exploits = []
+        for member in ended[: max(0, self.config.trials - len(self.trials))]:
+            donor = self._donor(member, [row for row in standing if row.member not in ended])
+            number = len(self.trials)
+            after = self._proposed(number)
+            exploits.append(
+                Exploit(
+                    number=len(self.history) + len(exploits),
+                    step=int(rows[member].steps),
+                    member=member,
+                    donor=donor,
+                    score=_score(rows[member]),
+                    donor_score=_score(rows[donor]),
+                    before={name: float(tuned[member][name]) for name in self.space},
+                    after=after,
+                    trial=number,
+                    ended=current[member].state,
+                )
+            )
+            self.trials.append(Trial(number, member, int(rows[member].steps), after))
+        self.history += exploits
+        return exploits
+
+    def _donor(self, member: int, others: Sequence[Standing]) -> int:
+        """Whose parameters the next trial of a member begins with; its own number stands for new ones."""
+        known = [row for row in others if math.isfinite(row.score)]
+        return max(known, key=lambda row: row.score).member if self.config.inherit and known else member
+
+    def _report(self, trial: Trial, score: float) -> None:
+        """A score that is no number is no report: no episode has ended, or the parameters are lost; at the end it is a failure."""
+        if math.isfinite(score):
+            trial.reports[trial.looked] = float(score)
+        if trial.state == "running" and trial.looked >= self.config.looks:
+            trial.state = "complete" if math.isfinite(score) else "failed"
+        elif trial.state == "running" and math.isfinite(score) and len(self.trials) < self.config.trials:
+            trial.state = "pruned" if self._prunes(trial) else "running"
+
+    def _prunes(self, trial: Trial) -> bool:
+        study = self._study(sampler_seed=0)
+        stored = study.trials[trial.number]
+        pruned = bool(study.pruner.prune(study, stored))
+        trial.attributes = dict(study.trials[trial.number].system_attrs)
+        return pruned
+
+    def _proposed(self, number: int) -> dict[str, float]:
+        asked = self._study(sampler_seed=(self.seed + number) % 2**32).ask(distributions(self.space))
+        return {name: _value(self.space[name], asked.params[name]) for name in self.space}
+
+    def _study(self, *, sampler_seed: int) -> Any:
+        """Optuna's view of the records."""
+        require_modules("a search", "search", "optuna")
+        import optuna  # noqa: PLC0415 - an extra
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        samplers, pruners = optuna.samplers, optuna.pruners
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler: Any = {
+                "tpe": lambda: samplers.TPESampler(seed=sampler_seed, constant_liar=True),
+                "gp": lambda: samplers.GPSampler(seed=sampler_seed),
+                "random": lambda: samplers.RandomSampler(seed=sampler_seed),
+            }[self.config.sampler]()
+            pruner: Any = {
+                "median": pruners.MedianPruner,
+                "halving": pruners.SuccessiveHalvingPruner,
+                "hyperband": lambda: pruners.HyperbandPruner(max_resource=self.config.looks),
+                "none": pruners.NopPruner,
+            }[self.config.pruner]()
+        study = optuna.create_study(direction="maximize", study_name="laser", sampler=sampler, pruner=pruner)
+        states, spaces = optuna.trial.TrialState, distributions(self.space)
+        of = {"running": states.RUNNING, "complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
+        for trial in self.trials:
+            # A complete trial that goes on is judged by what it had when it was complete: others have had no more steps.
+            reports = {look: score for look, score in trial.reports.items() if look <= self.config.looks}
+            value = reports[max(reports)] if reports and trial.state in {"complete", "pruned"} else None
+            study.add_trial(
+                optuna.trial.create_trial(
+                    state=of[trial.state] if value is not None or trial.state != "pruned" else states.FAIL,
+                    value=value,
+                    params={name: _parameter(self.space[name], trial.settings[name]) for name in self.space},
+                    distributions=spaces,
+                    intermediate_values=reports,
+                    system_attrs=dict(trial.attributes),
+                )
+            )
+        return study
+
+    def state_dict(self) -> dict[str, Any]:
+        records = [{**asdict(trial), "reports": [*map(list, trial.reports.items())]} for trial in self.trials]
+        return {"trials": records, "history": [order_of(exploit) for exploit in self.history]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.trials = [
+            Trial(**{**record, "reports": {int(look): float(score) for look, score in record["reports"]}})
+            for record in state["trials"]
+        ]
+        self.history = [exploit_of(record) for record in state["history"]]
+
+
+def _score(row: Standing) -> float:
+    """Of one that is no number the same object each time, so that records compare equal."""
+    return float(row.score) if math.isfinite(row.score) else math.nan
+
+
+def distributions(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Optuna's distributions for ours; of a choice, the place in its list."""
+    from optuna import distributions as theirs  # noqa: PLC0415 - an extra
+
+    return {
+        name: theirs.CategoricalDistribution(range(len(own.values)))
+        if own.kind == "choice"
+        else theirs.FloatDistribution(own.low, own.high, log=own.kind == "log_uniform")
+        for name, own in space.items()
+    }
+
+
+def _parameter(own: Any, value: float) -> Any:
+    return own.values.index(value) if own.kind == "choice" else min(max(value, own.low), own.high)
+
+
+def _value(own: Any, parameter: Any) -> float:
+    return float(own.values[parameter] if own.kind == "choice" else parameter)
