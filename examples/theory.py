@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from laser_rl.ops.distributions import Categorical
+from laser_rl.ops.trust_region import kl_to_implied
+
 Estimator = Literal["vtrace", "importance"]
+TINY = 1e-300  # where no gradient is left there is no direction
 
 
 class MDP(NamedTuple):
@@ -179,6 +183,46 @@ def conditional_share(weights: Float[Tensor, "Z"], trusted: Bool[Tensor, "Z S"])
     mass = weights.unsqueeze(-1) * trusted
     total = mass.sum(0)
     return mass / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def converged_policy(
+    mdp: MDP,
+    behaviour: Float[Tensor, "S A"],
+    start: Float[Tensor, "S"],
+    *,
+    alpha: float = 0.0,
+    baseline: bool = True,
+    bound: float = math.inf,
+    observed: Int[Tensor, "S"] | None = None,
+    clip_rho: float = 1.0,
+    iterations: int = 400,
+    step: float = 0.1,
+) -> Float[Tensor, "S A"]:
+    """Where gradient ascent from the uniform policy leads, with a share `alpha` of online data and the rest from one fixed behaviour.
+
+    At each observation, logits move along Σ_s W(s, a)·(Q(s, a) − v) with W = α·d^π·π + (1 − α)·λ·d^μ·min(π, ρ̄·μ), where λ is 1 inside
+    the trust region. Q has the values that such data converges to; with a `baseline` v is their mean under W, the critic's own fixed point,
+    else 0. States with the same number in `observed` look the same. Every observation's logits move at the same speed, `step` falling to 0:
+    that changes how long the way takes, and makes 400 iterations enough for tables of a few states.
+    """
+    observed = torch.arange(len(start)) if observed is None else observed
+    groups = torch.nn.functional.one_hot(observed).T.to(start.dtype)  # [observations, states]
+    logits = torch.zeros(len(groups), behaviour.shape[1], dtype=start.dtype)
+    away, weights = state_distribution(mdp, behaviour, start), torch.tensor([alpha, 1 - alpha], dtype=start.dtype)
+    for left in range(iterations, 0, -1):
+        policy = logits.softmax(-1)[observed]
+        near = kl_to_implied(Categorical(policy.shape[1]), policy.log(), behaviour.log(), clip_rho=clip_rho) < bound
+        trusted = torch.stack([torch.full_like(near, alpha > 0), near & (alpha < 1)])
+        data = trusted_operator(mdp, policy, [policy, behaviour], weights, trusted, clip_rho=clip_rho)
+        q = action_values(mdp, fixed_point(data))
+        replayed = (away * near).unsqueeze(-1) * torch.minimum(policy, clip_rho * behaviour)
+        weight = alpha * state_distribution(mdp, policy, start).unsqueeze(-1) * policy + (1 - alpha) * replayed
+        pushed, mass = groups @ (weight * q), groups @ weight
+        if baseline:
+            pushed = pushed - mass * (pushed.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True))
+        gradient = pushed - logits.softmax(-1) * pushed.sum(-1, keepdim=True)
+        logits = logits + left / iterations * step * gradient / gradient.abs().amax(-1, keepdim=True).clamp(min=TINY)
+    return logits.softmax(-1)[observed]
 
 
 def _geometric_sum(matrix: Tensor, steps: int | None) -> Tensor:

@@ -140,7 +140,9 @@ def order_of(exploit: Exploit) -> dict[str, Any]:
     """As strict JSON: a score that is not a number is null; what only a search says is left out elsewhere."""
     record = copy.deepcopy(exploit._asdict())
     record |= {name: None for name in SCORES if math.isnan(record[name])}
-    return {name: value for name, value in record.items() if exploit.trial is not None or name not in {"trial", "ended"}}
+    return {
+        name: value for name, value in record.items() if exploit.trial is not None or name not in {"trial", "ended"}
+    }
 
 
 def exploit_of(record: Mapping[str, Any]) -> Exploit:

@@ -71,7 +71,12 @@ class SearchState:
     """
 
     def __init__(
-        self, config: SearchConfig, space: Mapping[str, Any], first: Sequence[Mapping[str, float]], seed: int, steps: int
+        self,
+        config: SearchConfig,
+        space: Mapping[str, Any],
+        first: Sequence[Mapping[str, float]],
+        seed: int,
+        steps: int,
     ) -> None:
         self.config, self.space, self.seed = config, space, seed
         self.trial_steps = config.trial_steps or max(1, min(steps, 2 * steps * len(first) // config.trials))
