@@ -107,8 +107,7 @@ def watched(
             terminal = Terminal(highlight=False, force_terminal=live, force_jupyter=live)
             name = sweep.base.environment.id + ("" if sweep.single else f", {len(sweep.settings)} members")
             title = name if run_dir is None else f"{name} in {run_dir}"
-            pbt = sweep.pbt is not None
-            sinks.append(Console(title, max(1, steps), sweep.settings, pbt=pbt, terminal=terminal))
+            sinks.append(Console(title, max(1, steps), sweep.settings, pbt=bool(sweep.moved), terminal=terminal))
         for sink in sinks:
             stack.callback(sink.close)
         yield sinks

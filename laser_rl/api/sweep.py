@@ -28,6 +28,7 @@ from laser_rl.training.evaluate import Result
 from laser_rl.training.launch import Elsewhere, process_count, train
 from laser_rl.training.member_training import Callback
 from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.search import SearchConfig
 from laser_rl.training.settings import ClusterSettings, Distribution, SweepConfig, cluster_of, sweep_from, with_source
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 
@@ -74,6 +75,7 @@ class Sweep:
         members: one dictionary of settings a member.
         share_replay: True: one replay for all; False: one each; "none": no replay.
         pbt: population based training: its settings, or True for the recipe's (`recipes.small_pbt` if it has none); False: without.
+        search: trials instead of fixed settings, `SearchConfig(trials=40)`; needs `random`, and `draws` says how many at a time.
         net: a class or function that makes your own torso from the observation's shape; None: the recipe's.
         recipe: where the settings begin: one for a sweep or for an agent; None: what fits the environment.
         config: a whole configuration of what members have in common, instead of a recipe.
@@ -104,6 +106,7 @@ class Sweep:
         members: Sequence[Mapping[str, Any]] | None = None,
         share_replay: bool | Literal["none"] | None = None,
         pbt: PbtConfig | bool | None = None,
+        search: SearchConfig | None = None,
         net: TorsoSource | None = None,
         recipe: str | None = None,
         config: Config | None = None,
@@ -144,6 +147,7 @@ class Sweep:
         self._pbt_wanted = pbt is True and values.get("pbt") is None
         if pbt is False or isinstance(pbt, PbtConfig):
             values["pbt"] = pbt or None
+        values |= {} if search is None else {"search": search}
         self._cluster = cluster_of(cluster, cluster_runners)
         if self._cluster is not None and not {"runtime", "run.runtime"} & settings.keys():
             settings["run.runtime"] = "local"
@@ -218,6 +222,8 @@ def elsewhere_of(
     sweep: SweepConfig, cluster: ClusterSettings | None, source: EnvironmentSource | None = None
 ) -> Elsewhere | None:
     """What runs the members on a cluster; None: this machine does. ConfigError, before anything is written, if it cannot."""
+    if sweep.search is not None:
+        require_modules("a search", "search", "optuna")
     if cluster is None:
         if not sweep.single:
             require_memory(sweep, source)

@@ -18,7 +18,12 @@ _COMMON = (
 # The module and the class of a command's own flags, what may stand alone, and what `--help` shows; all, if that is empty.
 COMMANDS = {
     "train": ("train", "TrainFlags", "[ENV]", f"{_COMMON} memory device out dashboard"),
-    "sweep": ("train", "SweepFlags", "[ENV | FILE]", f"grid random draws share pbt {_COMMON} processes out dashboard"),
+    "sweep": (
+        "train",
+        "SweepFlags",
+        "[ENV | FILE]",
+        f"grid random draws share pbt search trials {_COMMON} processes out dashboard",
+    ),
     "config": ("show", "Show", "show [ENV]", f"run_dir json {_COMMON} memory"),
     "resume": ("train", "Resume", "RUN_DIR", ""),
 }

@@ -45,7 +45,8 @@ class TrainFlags:
     """Train one agent. Begin with a recipe and an environment; every setting can be changed."""
 
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A YAML or JSON file with settings; of a sweep: base (the settings), grid, random, draws, members, share, pbt, stack, processes."""
+    """A YAML or JSON file with settings; of a sweep: base (the settings), grid, random, draws, members, share, pbt, search, stack,
+    processes."""
     out: Path | None = None
     """The run directory; runs/NAME-1, -2, ... if left out. An existing one goes on where it stopped."""
     fresh: bool = False
@@ -87,6 +88,17 @@ class SweepFlags(TrainFlags):
     """Population based training: as the recipe or file says; if they say nothing, after a tenth of the steps each member looks at another
     one every 50 of its episodes, copies it if its returns are better, and goes on with its learning rate and entropy cost, each × or ÷
     1.2 with a probability of 1/3."""
+    search: Literal["optuna"] | None = None
+    """Try settings from --random one after the other: trials come and go, and all write to and learn from one replay. Optuna proposes them
+    and ends the bad ones early."""
+    trials: int | None = None
+    """How many settings a search tries, at most."""
+    concurrent: int | None = None
+    """How many trials a search has at a time: its members. Each has --steps in all."""
+    trial_steps: int | None = None
+    """Steps of a trial that is not pruned; twice its share of all steps if left out."""
+    inherit: bool = False
+    """A trial begins with the parameters of the best one so far."""
     stack: Literal["auto", "on", "off"] = "auto"
     """Compute members side by side: faster for small networks."""
 
@@ -150,7 +162,8 @@ def resume_command(arguments: list[str]) -> int:
 
 def _sweep_of(asked: SweepFlags, base: Config, rest: Mapping[str, Any]) -> SweepConfig:
     """Flags over what they begin with; refused if nothing says what members differ in."""
-    draws = asked.draws or (rest.get("draws") if asked.random else None)
+    rest, draws = _searched(asked, rest), asked.concurrent or asked.draws
+    draws = draws or (rest.get("draws") if asked.random else None)
     given = {"grid": grid_of(chain(*asked.grid)), "random": random_of(chain(*asked.random)), "draws": draws}
     rest = with_source(rest, {name: value for name, value in given.items() if value})
     if not any(rest.get(name) for name in SOURCES):
@@ -162,6 +175,18 @@ def _sweep_of(asked: SweepFlags, base: Config, rest: Mapping[str, Any]) -> Sweep
     pbt = (rest.get("pbt") or recipes.small_pbt(base.run.steps)) if asked.pbt else None
     chosen = {"share": asked.share, "stack": asked.stack, "processes": asked.processes}
     return sweep_from({**rest, **chosen, "pbt": pbt, "base": base})
+
+
+def _searched(asked: SweepFlags, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """What flags say of a search over what a file says of it; refused without one."""
+    given = {"trials": asked.trials, "trial_steps": asked.trial_steps, "inherit": asked.inherit or None}
+    given = {name: value for name, value in given.items() if value is not None}
+    known = rest.get("search") or {}
+    if asked.search is None and not known:
+        if given or asked.concurrent:
+            raise ConfigError(f"{', '.join(given) or 'concurrent'} is of a search; add --search optuna")
+        return dict(rest)
+    return {**rest, "search": {**known, **given}}
 
 
 def _start(asked: TrainFlags, settings: SweepConfig, name: str, given: Typed) -> int:

@@ -247,10 +247,10 @@ class LearnerActor:
             self.training.learned()
 
     def look(self) -> tuple[Standing, dict[str, float]]:
-        """After a turn: evaluates if that is due; where the member is, and the present values of what PBT moves."""
+        """After a turn: evaluates if that is due; where the member is, and the present values of what PBT or a search moves."""
         self.training.between()
-        pbt, learner = self._start.sweep.pbt, self.training.member.learner
-        return self.training.standing(), {name: learner.setting(name) for name in pbt.tuned} if pbt else {}
+        learner = self.training.member.learner
+        return self.training.standing(), {name: learner.setting(name) for name in self._start.sweep.moved}
 
     def end(self) -> None:
         self._finish()

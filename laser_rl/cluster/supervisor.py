@@ -22,7 +22,7 @@ from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for
 from laser_rl.training.launch import Around
 from laser_rl.training.member_process import States
-from laser_rl.training.pbt import Exploit, Standing, decide
+from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.process_handle import ProcessDied
 from laser_rl.training.saving import Written, parsed
 from laser_rl.training.settings import ClusterSettings, SweepConfig
@@ -238,12 +238,11 @@ class LockStep(ClusterSupervisor):
 
     def _copies(self, looks: list[tuple[Standing, dict[str, float]]]) -> None:
         """As `Trainer.exploit`."""
-        if self.pbt is None or self.sweep.pbt is None:
-            return
         standing = [one for one, _ in looks]
-        if not self.pbt.is_due([one.episodes for one in standing], self.sweep.pbt):
+        progress = [(one.steps, one.episodes) for one in standing]
+        if self.population is None or not self.population.is_due(*zip(*progress, strict=True)):
             return
-        exploits = decide(standing, [tuned for _, tuned in looks], self.sweep.pbt, self.pbt)
+        exploits = self.population.decide(standing, [tuned for _, tuned in looks])
         donors = {exploit.donor: self._call(exploit.donor, "learner", "publish") for exploit in exploits}
         for exploit in exploits:
             self._call(exploit.member, "learner", "copy", exploit, donors[exploit.donor])

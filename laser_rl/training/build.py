@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 import torch
+from torch import Tensor
 
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.parallel import ALONE, Team
-from laser_rl.config import Config, EnvironmentConfig
+from laser_rl.config import Config, EnvironmentConfig, override
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.envs.worker import ProcessLimits
@@ -63,6 +64,7 @@ class Member:
     mixer: Mixer
     number: int = 0  # in a sweep
     ranks: "Ranks | None" = None  # what learns with its learner, on other devices
+    torso: TorsoSource | None = None  # a user's module, if it is not the configuration's torso
     actor: Actor = field(init=False)  # of this member alone, or of several side by side
     acting: AgentNetwork = field(init=False)  # the one that acts: the learner's own, or a copy that follows it
 
@@ -227,8 +229,15 @@ def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | N
         )
 
 
-def acting_copy(member: Member, torso: TorsoSource | None) -> AgentNetwork:
+def fresh_state(member: Member, name: str) -> dict[str, dict[str, Tensor]]:
+    """What a member would begin with if its seed were another: parameters, optimiser, bound."""
+    config = override(member.config, {"run.seed": derive(member.config.run.seed, name) >> 8})
+    return build_learner(config, member.spec, member.torso).state_dict().tensors
+
+
+def acting_copy(member: Member) -> AgentNetwork:
     """A network of its own for an actor that runs beside the learner; built anew, since a user's torso may refuse to be copied."""
+    torso = member.torso
     if isinstance(torso, torch.nn.Module):  # a user's instance, which cannot be built again
         torso = copy.deepcopy(torso)
     twin = seeded_network(member.config, member.spec, torso).to(member.learner.device)

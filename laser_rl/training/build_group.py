@@ -26,7 +26,7 @@ from laser_rl.types import UnrollLayout
 if TYPE_CHECKING:
     from laser_rl.training.member_process import GpuSemaphore
 
-# What PBT may move while members are computed side by side.
+# What PBT or a search may move while members are computed side by side.
 STACKABLE = {*(f"loss.{name}" for name in ROWWISE), "loss.trust_bound", "optimiser.learning_rate"}
 
 
@@ -57,10 +57,8 @@ def build_group(
             failed.callback(opened.close)
         spec = None if opened is None else opened.spec
         members = build_members(sweep, source, torso, numbers=numbers, stores=stores, spec=spec, failed=failed)
-        if _to_stack(sweep, members):
-            group = _vectorized(sweep, members, after)
-        else:
-            group = _sequential(sweep, members, torso, permits, after, opened)
+        stacked = _to_stack(sweep, members)
+        group = _vectorized(sweep, members, after) if stacked else _sequential(sweep, members, permits, after, opened)
         failed.pop_all()
     return group
 
@@ -103,8 +101,8 @@ def build_members(
     for (number, config), replay in zip(configs.items(), replays, strict=True):
         learner = build.build_learner(config, spec, torso, sources=sources, team=side)
         mixer = build.build_mixer(config, layout, replay)
-        members.append(build.Member(config, source, layout, spec, learner, replay, mixer, number, team))
-    if sweep.pbt is not None:
+        members.append(build.Member(config, source, layout, spec, learner, replay, mixer, number, team, torso))
+    if sweep.moved:
         _require_copies(members)
     torch.set_num_threads(build.threads_of(every[0], members[0].learner.network))
     return members
@@ -135,8 +133,8 @@ def _require_copies(members: Sequence[build.Member]) -> None:
     for member, own in zip(members, shapes, strict=True):
         if own != shapes[0]:
             raise ConfigError(
-                f"members {members[0].number} and {member.number} have networks or optimisers of different shapes, so under population "
-                "based training neither can copy the other; set what they differ in in the base configuration, or leave pbt out"
+                f"members {members[0].number} and {member.number} have networks or optimisers of different shapes, so neither can copy "
+                "the other, as population based training and a search do; set what they differ in in the base configuration"
             )
 
 
@@ -147,7 +145,7 @@ def _to_stack(sweep: SweepConfig, members: Sequence[build.Member]) -> bool:
 
     batch, environment = members[0].config.loss.batch_unrolls, members[0].config.environment
     alike = all((one.config.loss.batch_unrolls, one.config.environment) == (batch, environment) for one in members)
-    moved = {full_name(name) for name in sweep.pbt.tuned} if sweep.pbt is not None else set()
+    moved = {full_name(name) for name in sweep.moved}
     possible = alike and moved <= STACKABLE and can_stack([member.learner for member in members])
     if sweep.stack == "on" and not possible:
         raise ConfigError(
@@ -176,7 +174,6 @@ def _vectorized(sweep: SweepConfig, members: Sequence[build.Member], after: str)
 def _sequential(
     sweep: SweepConfig,
     members: Sequence[build.Member],
-    torso: TorsoSource | None,
     permits: "GpuSemaphore | None",
     after: str,
     opened: Environments | None,
@@ -195,7 +192,7 @@ def _sequential(
                 environments = build.open_environments(member.source, config.environment, seed=seed, lockstep=lockstep)
                 failed.callback(environments.close)
             if threaded or (gpu and not sweep.single):
-                member.acting = build.acting_copy(member, torso)
+                member.acting = build.acting_copy(member)
             policy = Policy(member.acting, member.learner.family, seed=build.derive(config.run.seed, f"actions{after}"))
             member.actor = Actor(environments, policy, member.layout, member=member.number)
         failed.pop_all()

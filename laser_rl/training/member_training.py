@@ -16,7 +16,7 @@ from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.machine import memory_bytes
 from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, fitness
 from laser_rl.training.budget import Budget
-from laser_rl.training.build import Member, another, derive, slots_of
+from laser_rl.training.build import Member, another, derive, fresh_state, slots_of
 from laser_rl.training.evaluate import MemberResult, Trained, Unfinished, evaluate, trained_of
 from laser_rl.training.files import EVALUATION_DUE
 from laser_rl.training.pbt import Exploit, Standing
@@ -279,11 +279,17 @@ class MemberTraining:
         return exploit.number <= self.notes.get("applied", -1)
 
     def become(self, exploit: Exploit, tensors: Mapping[str, Any]) -> None:
-        self.member.learner.adopt(tensors)
+        """Go on with the donor's parameters, or where a trial begins without a donor with new ones; without both as before."""
+        if exploit.trial is not None and exploit.donor == exploit.member:
+            tensors = fresh_state(self.member, f"trial/{exploit.trial}")
+        if exploit.trial is not None or exploit.donor != exploit.member:
+            self.member.learner.adopt(tensors)
+            self.window.forget()
         self.member.learner.tune(exploit.after)
-        self.window.forget()
         self.notes["applied"] = exploit.number
         values: dict[str, Value] = {"donor": exploit.donor, "score": exploit.score, "donor_score": exploit.donor_score}
+        if exploit.trial is not None:
+            values |= {"trial": exploit.trial, "ended": exploit.ended}
         values |= {f"before_{name}": value for name, value in exploit.before.items()}
         values |= {f"after_{name}": value for name, value in exploit.after.items()}
         self.announce("exploit", values)

@@ -7,7 +7,7 @@ else it stays (p = 1/3 is the probability of a move in either direction, both eq
 
 What this rule settles:
 - A decision uses up the interval whatever comes of it.
-- Settings move only after a copy. Appendix F moves them without one too, for the sake of diversity: a difference.
+- Settings move only after a copy. Appendix F moves them without one too, for the sake of diversity: `move_always`.
 - A score that is not finite is worse than any other, and its member is never copied.
 - All decisions of a call rest on the standing at the call, but a member that has just been told to copy is no donor any more in that
   call: its parameters are about to change. So the decisions may be applied in order or all at once.
@@ -45,6 +45,8 @@ class PbtConfig(Frozen):
     """That a setting moves at all; up and down equally likely."""
     tuned: Annotated[tuple[str, ...], Field(min_length=1)] = ("learning_rate", "entropy_cost")
     """Settings that are copied and moved."""
+    move_always: bool = False
+    """Settings also move where the other is not better and nothing is copied, as in IMPALA's appendix F."""
     limits: dict[str, tuple[float, float]] = Field(default_factory=dict)
     """How far a move may lead, by name: (low, high)."""
 
@@ -94,7 +96,10 @@ class Standing(NamedTuple):
 
 
 class Exploit(NamedTuple):
-    """One copy: the member takes the donor's parameters and goes on with the settings `after`."""
+    """One copy: the member takes the donor's parameters and goes on with the settings `after`.
+
+    With the member itself as donor only its settings move; where a `trial` begins, with new parameters.
+    """
 
     number: int  # counted through the whole sweep, from 0
     step: int  # of the member that copies
@@ -104,7 +109,7 @@ class Exploit(NamedTuple):
     donor_score: float
     before: dict[str, float]  # tuned settings of the member
     after: dict[str, float]
-    trial: int | None = None  # of a search: the trial that begins; with the member itself as donor, with new parameters
+    trial: int | None = None  # of a search: the one that begins
     ended: str = ""  # of a search: how the trial before it ended
 
 
@@ -112,16 +117,50 @@ SCORES = ("score", "donor_score")
 
 
 class PbtState:
-    """All that decisions depend on besides the standing."""
+    """The rule, and all that decisions depend on besides the standing."""
 
-    def __init__(self, members: int, seed: int) -> None:
+    def __init__(self, config: PbtConfig, members: int, seed: int) -> None:
+        self.config, self.tuned = config, config.tuned
         self.decided_at = [0] * members  # episodes of each member at its last decision
         self.history: list[Exploit] = []
         self.random = np.random.Generator(np.random.PCG64(seed))
 
-    def is_due(self, episodes: Sequence[int], config: PbtConfig) -> bool:
+    def is_due(self, steps: Sequence[int], episodes: Sequence[int]) -> bool:
         """Whether a member has to decide now; asked in every turn, so the usual answer has to be quick."""
-        return max(now - before for now, before in zip(episodes, self.decided_at, strict=True)) >= config.every_episodes
+        since = (now - before for now, before in zip(episodes, self.decided_at, strict=True))
+        return max(since) >= self.config.every_episodes
+
+    def decide(self, standing: Sequence[Standing], tuned: Sequence[Mapping[str, float]]) -> list[Exploit]:
+        """The copies that are due now, in the order in which they may be applied; `tuned` are the present values of tuned settings."""
+        config, values = self.config, [{name: float(own[name]) for name in self.tuned} for own in tuned]
+        scores = [normalised(row.score, config) for row in standing]
+        donors = {row.member for row in standing if row.steps >= config.burn_in_steps and math.isfinite(row.score)}
+        exploits: list[Exploit] = []
+        for row in standing:
+            since = row.episodes - self.decided_at[row.member]
+            if row.steps < config.burn_in_steps or since < config.every_episodes:
+                continue
+            self.decided_at[row.member] = int(row.episodes)
+            chance, *moves = self.random.random(1 + len(self.tuned)).tolist()
+            peers = sorted(donors - {row.member})
+            if not peers:
+                continue
+            donor = peers[int(chance * len(peers))]
+            if not scores[donor] > scores[row.member] + config.margin:
+                if not config.move_always:
+                    continue
+                donor = row.member
+            after = _moved(values[donor], moves, config)
+            if donor != row.member:
+                donors.discard(row.member)
+            elif after == values[donor]:
+                continue
+            number = len(self.history) + len(exploits)
+            told = (values[row.member], after)
+            scored = (score_of(row), score_of(standing[donor]))
+            exploits.append(Exploit(number, int(row.steps), row.member, donor, *scored, *told))
+        self.history += exploits
+        return exploits
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -150,6 +189,11 @@ def exploit_of(record: Mapping[str, Any]) -> Exploit:
     return Exploit(**copy.deepcopy({**record, **lost}))
 
 
+def score_of(row: Standing) -> float:
+    """One that is not finite is the same object each time, so that records compare equal."""
+    return float(row.score) if math.isfinite(row.score) else math.nan
+
+
 def normalised(score: float, config: PbtConfig) -> float:
     """The score that is compared: (score − low) / (high − low), at most 1; −∞ if it is not finite."""
     if not math.isfinite(score):
@@ -157,43 +201,6 @@ def normalised(score: float, config: PbtConfig) -> float:
     if config.score_low is None or config.score_high is None:
         return float(score)
     return min(1.0, (float(score) - config.score_low) / (config.score_high - config.score_low))
-
-
-def decide(
-    standing: Sequence[Standing], hyper: Sequence[Mapping[str, float]], config: PbtConfig, state: PbtState
-) -> list[Exploit]:
-    """The copies that are due now, in the order in which they may be applied; `hyper` are the present values of tuned settings."""
-    values = [{name: float(own[name]) for name in config.tuned} for own in hyper]
-    scores = [normalised(row.score, config) for row in standing]
-    donors = {row.member for row in standing if row.steps >= config.burn_in_steps and math.isfinite(row.score)}
-    exploits: list[Exploit] = []
-    for row in standing:
-        since = row.episodes - state.decided_at[row.member]
-        if row.steps < config.burn_in_steps or since < config.every_episodes:
-            continue
-        state.decided_at[row.member] = int(row.episodes)
-        chance, *moves = state.random.random(1 + len(config.tuned)).tolist()
-        peers = sorted(donors - {row.member})
-        if not peers:
-            continue
-        donor = peers[int(chance * len(peers))]
-        if not scores[donor] > scores[row.member] + config.margin:
-            continue
-        donors.discard(row.member)
-        exploits.append(
-            Exploit(
-                number=len(state.history) + len(exploits),
-                step=int(row.steps),
-                member=row.member,
-                donor=donor,
-                score=float(row.score) if math.isfinite(row.score) else math.nan,
-                donor_score=float(standing[donor].score),
-                before=values[row.member],
-                after=_moved(values[donor], moves, config),
-            )
-        )
-    state.history += exploits
-    return exploits
 
 
 def _moved(values: Mapping[str, float], moves: Sequence[float], config: PbtConfig) -> dict[str, float]:

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from laser_rl.config import Count, CountOrNone, Frozen
 from laser_rl.errors import require_modules
-from laser_rl.training.pbt import Exploit, Standing, exploit_of, order_of
+from laser_rl.training.pbt import Exploit, Standing, exploit_of, order_of, score_of
 
 END = Literal["running", "complete", "pruned", "failed"]
 
@@ -78,6 +78,9 @@ class SearchState:
         seed: int,
         steps: int,
     ) -> None:
+        require_modules("a search", "search", "optuna")
+        import optuna  # noqa: F401, PLC0415 - an extra; here, since it takes a second, which no decision should
+
         self.config, self.space, self.seed = config, space, seed
         self.trial_steps = config.trial_steps or max(1, min(steps, 2 * steps * len(first) // config.trials))
         self.trials = [Trial(k, k, 0, dict(own)) for k, own in enumerate(first)]
@@ -104,12 +107,13 @@ class SearchState:
         for member, trial in current.items():
             look = self._look(trial, rows[member].steps)
             if look > trial.looked:
-                trial.looked = look
+                # Members elsewhere are looked at late: what a trial has then is its result, and later looks are those of a complete one.
+                trial.looked = min(look, self.config.looks) if trial.state == "running" else look
                 self._report(trial, rows[member].score)
         complete = [trial for trial in current.values() if trial.state == "complete"]
         leader = max(complete, key=lambda trial: trial.score, default=None)
         ended = [member for member, one in current.items() if one.state != "running" and one is not leader]
-        exploits = []
+        exploits: list[Exploit] = []
         for member in ended[: max(0, self.config.trials - len(self.trials))]:
             donor = self._donor(member, [row for row in standing if row.member not in ended])
             number = len(self.trials)
@@ -120,8 +124,8 @@ class SearchState:
                     step=int(rows[member].steps),
                     member=member,
                     donor=donor,
-                    score=_score(rows[member]),
-                    donor_score=_score(rows[donor]),
+                    score=score_of(rows[member]),
+                    donor_score=score_of(rows[donor]),
                     before={name: float(tuned[member][name]) for name in self.space},
                     after=after,
                     trial=number,
@@ -159,8 +163,7 @@ class SearchState:
 
     def _study(self, *, sampler_seed: int) -> Any:
         """Optuna's view of the records."""
-        require_modules("a search", "search", "optuna")
-        import optuna  # noqa: PLC0415 - an extra
+        import optuna  # noqa: PLC0415
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         samplers, pruners = optuna.samplers, optuna.pruners
@@ -172,7 +175,7 @@ class SearchState:
                 "random": lambda: samplers.RandomSampler(seed=sampler_seed),
             }[self.config.sampler]()
             pruner: Any = {
-                "median": pruners.MedianPruner,
+                "median": lambda: pruners.MedianPruner(n_warmup_steps=self.config.looks // 5),
                 "halving": pruners.SuccessiveHalvingPruner,
                 "hyperband": lambda: pruners.HyperbandPruner(max_resource=self.config.looks),
                 "none": pruners.NopPruner,
@@ -198,19 +201,19 @@ class SearchState:
 
     def state_dict(self) -> dict[str, Any]:
         records = [{**asdict(trial), "reports": [*map(list, trial.reports.items())]} for trial in self.trials]
-        return {"trials": records, "history": [order_of(exploit) for exploit in self.history]}
+        return {
+            "trial_steps": self.trial_steps,
+            "trials": records,
+            "history": [order_of(exploit) for exploit in self.history],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.trial_steps = int(state["trial_steps"])  # a run that goes on for more steps has other ones by default
         self.trials = [
             Trial(**{**record, "reports": {int(look): float(score) for look, score in record["reports"]}})
             for record in state["trials"]
         ]
         self.history = [exploit_of(record) for record in state["history"]]
-
-
-def _score(row: Standing) -> float:
-    """Of one that is no number the same object each time, so that records compare equal."""
-    return float(row.score) if math.isfinite(row.score) else math.nan
 
 
 def distributions(space: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from laser_rl.config import Config, CountOrNone, Frozen, ReplayConfig, RunConfig
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, suggestion
 from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.search import SearchConfig
 
 FORMAT = 1
 MOST_MEMBERS = 1000  # all of them are built before anything is refused for its size
@@ -149,6 +150,8 @@ class SweepConfig(Frozen):
     """One replay for all, one each, or none: then a batch has the online unrolls only, and there are as many updates."""
     pbt: PbtConfig | None = None
     """Population based training on top."""
+    search: SearchConfig | None = None
+    """Trials from the distributions of `random` follow one another, `draws` at a time; all write to and learn from the replay."""
     stack: Literal["auto", "on", "off"] = "auto"
     """Compute members side by side: faster for small networks."""
     processes: Annotated[int, Field(ge=0)] = 1
@@ -177,7 +180,29 @@ class SweepConfig(Frozen):
             raise ValueError(
                 "scores of a mixture of tasks are normalised already; leave pbt.score_low and score_high out"
             )
+        if self.search is not None:
+            self._require_search(self.search)
         return self
+
+    def _require_search(self, search: SearchConfig) -> None:
+        if self.pbt is not None:
+            raise ValueError("pbt and search both decide what members go on with; leave one of them out")
+        if self.draws < 2 or search.trials < self.draws:  # noqa: PLR2004 - one keeps the best, the others try
+            raise ValueError(
+                f"a search needs distributions (random), at least two members at a time (draws) and as many trials; got "
+                f"{self.draws} members and {search.trials} trials"
+            )
+        for name, own in self.random.items():
+            values = (
+                own.values if isinstance(own, Choice) else (own.low, math.sqrt(2) / 2 * (own.low + own.high), own.high)
+            )
+            if full_name(name).partition(".")[0] not in {"loss", "optimiser"} or not _are_numbers(name, values):
+                raise ValueError(f"{name} cannot be searched: expected real numbers of loss or optimiser")
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """Settings that change while members learn."""
+        return tuple(self.random) if self.search is not None else () if self.pbt is None else self.pbt.tuned
 
     @property
     def single(self) -> bool:
@@ -200,6 +225,16 @@ class SweepConfig(Frozen):
             online = max(1, batch - int(batch * fraction + 0.5))
             base = override(base, {"replay.fraction": 0.0, "loss.batch_unrolls": online})
         return (base,) if self.single else member_configs(base, self.settings)
+
+
+def _are_numbers(name: str, values: Sequence[Any]) -> bool:
+    """Whether a setting takes all of these, and takes real numbers."""
+    try:
+        found = [override(Config(), {name: value}).model_dump() for value in values]
+    except ConfigError:
+        return False
+    section, _, field = full_name(name).partition(".")
+    return all(isinstance(one[section][field], float) for one in found)
 
 
 def with_source(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

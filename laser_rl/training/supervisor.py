@@ -157,9 +157,9 @@ class SweepSupervisor(Run, ABC):
 
     def _exploit(self) -> None:
         """Decide on what is published, and see to it that what was decided is done: a member that was killed is told again."""
-        if self.pbt is None or self.stop.reason is not None:
+        if self.population is None or self.stop.reason is not None:
             return
-        due = [exploit for exploit in self.pbt.history if not self._applied(exploit)]
+        due = [exploit for exploit in self.population.history if not self._applied(exploit)]
         # Not before what was decided is done, and not where no member would hear it any more.
         if not due and int(self._states.steps.max()) < self.sweep.base.run.steps:
             due = self._decide()

@@ -20,8 +20,9 @@ from laser_rl.training.build import derive, stores_of
 from laser_rl.training.evaluate import Result
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_training import Callback, Locks, MemberTraining, held
-from laser_rl.training.pbt import Exploit, PbtState, decide
+from laser_rl.training.pbt import Exploit, PbtState
 from laser_rl.training.saving import NoSpace
+from laser_rl.training.search import SearchState
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import StepBarrier, Steps
 from laser_rl.training.stop import Stop
@@ -53,7 +54,12 @@ class Run:
         self._save, self._next_save = save, 0
         self._pause_s = self._retry_at = 0.0  # while there is no space for a checkpoint
         seed = settings.base.run.seed
-        self.pbt = PbtState(len(settings.settings), derive(seed, "pbt")) if settings.pbt is not None else None
+        self.population: PbtState | SearchState | None = None  # decides what members go on with
+        if settings.pbt is not None:
+            self.population = PbtState(settings.pbt, len(settings.settings), derive(seed, "pbt"))
+        elif settings.search is not None:
+            first, steps = settings.settings, settings.base.run.steps
+            self.population = SearchState(settings.search, settings.random, first, derive(seed, "search"), steps)
         survey_seed = derive(self.trainings[0].member.config.run.seed, "survey")
         self._surveyed, self._survey_random = 0, np.random.Generator(np.random.PCG64(survey_seed))
 
@@ -95,11 +101,11 @@ class Run:
             self._pause_s = 0.0
 
     def _decide(self) -> list[Exploit]:
-        rule = self.settings.pbt
-        if self.pbt is None or rule is None:
+        if self.population is None:
             return []
-        tuned = [{name: one.member.learner.setting(name) for name in rule.tuned} for one in self.trainings]
-        return decide([one.standing() for one in self.trainings], tuned, rule, self.pbt)
+        names, learners = self.population.tuned, [one.member.learner for one in self.trainings]
+        tuned = [{name: learner.setting(name) for name in names} for learner in learners]
+        return self.population.decide([one.standing() for one in self.trainings], tuned)
 
     def _write_sweep_row(self) -> None:
         """Each member's share of the replay, the age of its data, and the divergence of the policies."""
@@ -115,7 +121,7 @@ class Run:
             sink.write(kind, self.steps, self.updates, values)
 
     def result(self, interrupted: str | None) -> Result:
-        settings, made = self.settings.settings, [] if self.pbt is None else self.pbt.history
+        settings, made = self.settings.settings, [] if self.population is None else self.population.history
         members = tuple(training.result(settings[training.member.number]) for training in self.trainings)
         return Result(members, tuple(filter(self._applied, made)), interrupted, self.saved)
 
@@ -128,14 +134,14 @@ class Run:
             "surveyed": self._surveyed,
             "survey_random": self._survey_random.bit_generator.state,
             "next_save": self._next_save,
-            "pbt": None if self.pbt is None else self.pbt.state_dict(),
+            "pbt": None if self.population is None else self.population.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._surveyed, self._next_save = state["surveyed"], state["next_save"]
         self._survey_random.bit_generator.state = state["survey_random"]
-        if self.pbt is not None and state["pbt"] is not None:
-            self.pbt.load_state_dict(state["pbt"])
+        if self.population is not None and state["pbt"] is not None:
+            self.population.load_state_dict(state["pbt"])
 
 
 def composition(stores: Sequence[Replay | None]) -> dict[str, float]:
@@ -261,9 +267,8 @@ class Trainer(Run):
                     self.save(last=False)
 
     def exploit(self) -> list[Exploit]:
-        if self.pbt is None or self.settings.pbt is None:
-            return []
-        if not self.pbt.is_due([training.window.episodes for training in self.trainings], self.settings.pbt):
+        progress = [(training.steps, training.window.episodes) for training in self.trainings]
+        if self.population is None or not self.population.is_due(*zip(*progress, strict=True)):
             return []
         exploits, learners = self._decide(), [training.member.learner for training in self.trainings]
         # Donors' parameters are copied before any member is overwritten.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
 
-from laser_rl.training.pbt import PbtConfig, PbtState, Standing, decide, normalised, paper
+from laser_rl.training.pbt import PbtConfig, PbtState, Standing, normalised, paper
 
 RATE = ("learning_rate",)
 ANY_SCORE = st.one_of(st.sampled_from([math.nan, math.inf, -math.inf]), st.floats(-100, 100), st.integers(-3, 3))
@@ -30,7 +30,7 @@ def hyper_of(members):
 
 
 def decided(scores, config=None, *, seed=0, **progress):
-    return decide(standing_of(scores, **progress), hyper_of(len(scores)), config or rule(), PbtState(len(scores), seed))
+    return PbtState(config or rule(), len(scores), seed).decide(standing_of(scores, **progress), hyper_of(len(scores)))
 
 
 @given(scores=SCORES, seed=st.integers(0, 2**32), margin=st.sampled_from([0.0, 0.5, 10.0]))
@@ -78,7 +78,7 @@ def test_every_other_settled_member_is_looked_at_equally_often():
     config, counts, seeds = rule(), [0] * 6, 4000
     standing = [*standing_of([0, 5, 6, 7, 8]), Standing(5, 99, 10, 1000.0)]  # the last one is in its burn-in
     for seed in range(seeds):
-        first = decide(standing, hyper_of(6), config, PbtState(6, seed))[0]
+        first = PbtState(config, 6, seed).decide(standing, hyper_of(6))[0]
         counts[first.donor] += first.member == 0
     assert counts[0] == counts[5] == 0
     assert sum(counts) == seeds
@@ -86,31 +86,31 @@ def test_every_other_settled_member_is_looked_at_equally_often():
 
 
 def test_nobody_decides_during_the_burn_in():
-    state = PbtState(2, seed=0)
-    assert decide(standing_of([0, 9], steps=99), hyper_of(2), rule(), state) == []
+    state = PbtState(rule(), 2, seed=0)
+    assert state.decide(standing_of([0, 9], steps=99), hyper_of(2)) == []
     assert state.decided_at == [0, 0], "the interval is still there when the burn-in ends"
-    assert len(decide(standing_of([0, 9], steps=100), hyper_of(2), rule(), state)) == 1
+    assert len(state.decide(standing_of([0, 9], steps=100), hyper_of(2))) == 1
 
 
 def test_a_decision_uses_the_interval_whatever_comes_of_it():
     for scores in ([0, 9], [9, 9], [math.nan, math.nan]):
-        state = PbtState(2, seed=0)
-        decide(standing_of(scores, episodes=9), hyper_of(2), rule(), state)
+        state = PbtState(rule(), 2, seed=0)
+        state.decide(standing_of(scores, episodes=9), hyper_of(2))
         assert state.decided_at == [0, 0]
-        decide(standing_of(scores, episodes=37), hyper_of(2), rule(), state)
+        state.decide(standing_of(scores, episodes=37), hyper_of(2))
         assert state.decided_at == [37, 37]
-        assert decide(standing_of([0, 9], episodes=46), hyper_of(2), rule(), state) == []
-        assert len(decide(standing_of([0, 9], episodes=47), hyper_of(2), rule(), state)) == 1
+        assert state.decide(standing_of([0, 9], episodes=46), hyper_of(2)) == []
+        assert len(state.decide(standing_of([0, 9], episodes=47), hyper_of(2))) == 1
 
 
 @given(finished=st.lists(st.integers(0, 25), min_size=1, max_size=40))
 def test_one_decision_an_interval(finished):
     """Member 0 is always worse than member 1, so that its decisions are its copies."""
-    state, episodes, last, expected = PbtState(2, seed=0), 0, 0, []
+    state, episodes, last, expected = PbtState(rule(), 2, seed=0), 0, 0, []
     for number, count in enumerate(finished):
         episodes += count
         standing = [Standing(0, 100 + number, episodes, 0.0), Standing(1, 100, 0, 9.0)]
-        decide(standing, hyper_of(2), rule(), state)
+        state.decide(standing, hyper_of(2))
         if episodes - last >= 10:
             last = episodes
             expected.append(100 + number)
@@ -120,12 +120,13 @@ def test_one_decision_an_interval(finished):
 
 @pytest.mark.parametrize(("factor", "probability"), [(1.2, 1 / 3), (2.0, 0.9)])
 def test_settings_come_from_the_donor_and_move_by_the_factor_as_often_as_they_should(factor, probability):
-    config, state, draws = rule(factor=factor, probability=probability), PbtState(2, seed=5), 10_000
+    config, draws = rule(factor=factor, probability=probability), 10_000
+    state = PbtState(config, 2, seed=5)
     own, donor = hyper_of(2)
     counts = {(name, move): 0 for name in own for move in ("up", "down", "same")}
     together = 0
     for k in range(1, draws + 1):
-        (copied,) = decide([Standing(0, 100, 10 * k, 0.0), Standing(1, 100, 0, 9.0)], hyper_of(2), config, state)
+        (copied,) = state.decide([Standing(0, 100, 10 * k, 0.0), Standing(1, 100, 0, 9.0)], hyper_of(2))
         assert copied.before == own
         moves = {}
         for name in own:
@@ -141,10 +142,10 @@ def test_settings_come_from_the_donor_and_move_by_the_factor_as_often_as_they_sh
 
 def test_moves_stay_within_their_limits():
     limits = {"learning_rate": (1.9e-3, 2.1e-3)}  # the donor's is 2e-3
-    config, state = rule(limits=limits, probability=1.0), PbtState(2, seed=0)
+    state = PbtState(rule(limits=limits, probability=1.0), 2, seed=0)
     seen = set()
     for k in range(1, 60):
-        (copied,) = decide([Standing(0, 100, 10 * k, 0.0), Standing(1, 100, 0, 9.0)], hyper_of(2), config, state)
+        (copied,) = state.decide([Standing(0, 100, 10 * k, 0.0), Standing(1, 100, 0, 9.0)], hyper_of(2))
         seen.add((copied.after["learning_rate"], copied.after["entropy_cost"]))
     assert seen == {(rate, cost) for rate in (1.9e-3, 2.1e-3) for cost in (3e-2 * 1.2, 3e-2 / 1.2)}
 
@@ -167,11 +168,11 @@ def test_above_the_cap_all_are_equal_and_the_margin_is_in_normalised_units():
 
 @given(scores=st.lists(ANY_SCORE, min_size=3, max_size=3), other=st.lists(ANY_SCORE, min_size=3, max_size=3))
 def test_random_numbers_do_not_depend_on_scores(scores, other):
-    one, two = PbtState(3, seed=4), PbtState(3, seed=4)
-    decide(standing_of(scores), hyper_of(3), rule(), one)
-    decide(standing_of(other), hyper_of(3), rule(), two)
+    one, two = PbtState(rule(), 3, seed=4), PbtState(rule(), 3, seed=4)
+    one.decide(standing_of(scores), hyper_of(3))
+    two.decide(standing_of(other), hyper_of(3))
     assert one.random.bit_generator.state == two.random.bit_generator.state
-    assert one.random.bit_generator.state != PbtState(3, seed=4).random.bit_generator.state
+    assert one.random.bit_generator.state != PbtState(rule(), 3, seed=4).random.bit_generator.state
 
 
 def simulate(table, state, hyper, *, first=0, store_at=()):
@@ -179,10 +180,10 @@ def simulate(table, state, hyper, *, first=0, store_at=()):
     for number, row in enumerate(table, first):
         if number in store_at:
             text = json.dumps(state.state_dict(), allow_nan=False)
-            state = PbtState(len(hyper), seed=999)
+            state = PbtState(rule(), len(hyper), seed=999)
             state.load_state_dict(json.loads(text))
         standing = [Standing(k, 80 + 20 * number, (7 + k) * number, score) for k, score in enumerate(row)]
-        for copied in decide(standing, hyper, rule(), state):
+        for copied in state.decide(standing, hyper):
             hyper[copied.member] = copied.after
     return state
 
@@ -195,8 +196,8 @@ def simulate(table, state, hyper, *, first=0, store_at=()):
 def test_a_resumed_sweep_decides_as_an_uninterrupted_one(table, data, seed):
     store_at = data.draw(st.sets(st.integers(0, len(table)), max_size=3))
     whole, parts = hyper_of(4), hyper_of(4)
-    uninterrupted = simulate(table, PbtState(4, seed), whole)
-    resumed = simulate(table, PbtState(4, seed), parts, store_at=store_at)
+    uninterrupted = simulate(table, PbtState(rule(), 4, seed), whole)
+    resumed = simulate(table, PbtState(rule(), 4, seed), parts, store_at=store_at)
     assert resumed.history == uninterrupted.history
     assert parts == whole
     assert resumed.state_dict() == uninterrupted.state_dict()
@@ -209,11 +210,11 @@ def test_the_same_seed_decides_the_same_and_another_does_not():
 
 
 def test_a_state_is_a_copy():
-    state = PbtState(2, seed=0)
-    decide(standing_of([math.nan, 9]), hyper_of(2), rule(), state)
+    state = PbtState(rule(), 2, seed=0)
+    state.decide(standing_of([math.nan, 9]), hyper_of(2))
     kept = state.state_dict()
     text = json.dumps(kept, allow_nan=False)
-    decide(standing_of([0, 9], episodes=99), hyper_of(2), rule(), state)
+    state.decide(standing_of([0, 9], episodes=99), hyper_of(2))
     state.history[0].after["learning_rate"] = 7.0
     assert json.dumps(kept, allow_nan=False) == text
 

@@ -94,6 +94,12 @@ def test_a_trial_without_a_number_fails_at_its_end_and_is_replaced():
     json.dumps(state.state_dict(), allow_nan=False)
 
 
+def test_a_trial_that_is_looked_at_too_late_is_complete():
+    state = play(made(pruner="none"), step=900)
+    assert {trial.state for trial in state.trials} == {"complete", "running"}
+    assert all(min(trial.reports) <= 10 for trial in state.trials if trial.reports)
+
+
 def test_when_all_have_begun_every_member_goes_on():
     state = play(made(trials=6))
     assert len(state.trials) == 6
