@@ -166,7 +166,8 @@ class SearchState:
         import optuna  # noqa: PLC0415
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        samplers, pruners = optuna.samplers, optuna.pruners
+        samplers: Any = optuna.samplers
+        pruners: Any = optuna.pruners
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler: Any = {
