@@ -251,7 +251,10 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
     if settings.single:
         print(f"done: {result.steps:,} steps, {result.updates:,} updates, {best.evaluation}")
     else:
-        copies = f", {len(result.exploits)} exploits" if result.exploits else ""
+        made = len(result.exploits)
+        copies = f", {made} exploits" if made else ""
+        if settings.search is not None:
+            copies = f", {len(result.members) + made} trials"
         members = f"{len(result.members)} members, {result.steps:,} steps each"
         print(f"done: {members}, {result.updates:,} updates in all{copies}")
         labels = [_now(one) for one in result.members]

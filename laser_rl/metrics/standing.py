@@ -45,6 +45,20 @@ class Copy(NamedTuple):
     donor_score: float
     before: dict[str, float]
     after: dict[str, float]
+    trial: int | None = None  # of a search: the one that begins
+    ended: str = ""  # of a search: how the one before it ended
+
+
+class TrialStanding(NamedTuple):
+    """A trial of a search: from which to which step of its member, how it ended, and its newest mean return."""
+
+    trial: int
+    member: int
+    begun: int
+    until: int
+    state: str
+    score: float | None
+    settings: dict[str, Any]
 
 
 def standing(run_dir: Path) -> list[MemberStanding]:
@@ -121,8 +135,24 @@ def copies(rows: Iterable[Row]) -> list[Copy]:
         if row["kind"] == "event" and row.get("event") == "exploit" and "member" in row and "donor" in row:
             who = int(row["step"]), int(row["member"]), int(row["donor"])
             scores = float(row.get("score", math.nan)), float(row.get("donor_score", math.nan))
-            found.append(Copy(*who, *scores, _prefixed(row, "before_"), _prefixed(row, "after_")))
+            trial = (int(row["trial"]), str(row.get("ended", ""))) if "trial" in row else (None, "")
+            found.append(Copy(*who, *scores, _prefixed(row, "before_"), _prefixed(row, "after_"), *trial))
     return found
+
+
+def trials(rows: Iterable[Row], members: Sequence[MemberStanding]) -> list[TrialStanding]:
+    """All trials of a search, in order: each ends where the next one of its member begins. None of a sweep that is no search."""
+    births = [one for one in copies(rows) if one.trial is not None]
+    newest, found = {one.member: (one.member, 0) for one in members}, list[TrialStanding]()
+    for one in births:
+        trial, begun = newest[one.member]
+        found.append(TrialStanding(trial, one.member, begun, one.step, one.ended, _known(one.score), one.before))
+        newest[one.member] = one.trial or 0, one.step
+    for member in members if births else ():
+        trial, begun = newest[member.member]
+        now = {display.last_name(name): value for name, value in member.settings.items()}
+        found.append(TrialStanding(trial, member.member, begun, member.steps, "goes on", member.return_mean, now))
+    return sorted(found)
 
 
 def _by_member(rows: Iterable[Row]) -> dict[int, list[Row]]:

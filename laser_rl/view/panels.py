@@ -11,7 +11,7 @@ from laser_rl.envs.scores import RETURN_OF, SCORE_OF, reference_of
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, CurveLine, aligned
 from laser_rl.metrics.rows import Kind, mean
-from laser_rl.metrics.standing import Copy, MemberStanding, copies, newest_means
+from laser_rl.metrics.standing import Copy, MemberStanding, copies, newest_means, trials
 from laser_rl.view.runs import Subject
 
 POINTS = 1000
@@ -158,7 +158,7 @@ def _shared(labels: Mapping[str, str], own: tuple[str, str], subject: Subject, a
 
 def _lineage(subject: Subject, asked: Asked) -> Data:
     count, end = len(subject.members), max((one.steps for one in subject.members), default=0)
-    history = [one for one in copies(subject.rows) if max(one.member, one.donor) < count]
+    history = [one for one in copies(subject.rows) if max(one.member, one.donor) < count and one.member != one.donor]
     pieces = []
     for member, changes in founders(history, count).items() if history else ():
         stops = [step for step, _ in changes[1:]] + [end]
@@ -171,6 +171,13 @@ def _copy_sentences(subject: Subject, asked: Asked) -> Data:
     return {"sentences": [_sentence(one) for one in reversed(copies(subject.rows)[-_MOST_COPIES:])]}
 
 
+def _trials(subject: Subject, asked: Asked) -> Data:
+    found = trials(subject.rows, subject.members)
+    names = list(dict.fromkeys(name for one in found for name in one.settings))
+    lines = [[*one[:5], cell(one.score), *(cell(one.settings.get(name), 4) for name in names)] for one in found]
+    return table(["trial", "member", "from step", "to step", "how it ended", "score", *names], lines)
+
+
 def _sentence(one: Copy) -> str:
     scores = f" (score {display.short(one.score)} against {display.short(one.donor_score)})"
     texts = {
@@ -179,6 +186,15 @@ def _sentence(one: Copy) -> str:
     moved = [f"{name} from {ends[0]} to {ends[1]}" for name, ends in texts.items() if len(set(ends)) > 1]
     changed = f"changed {' and '.join(moved)}" if moved else "kept its settings"
     known = math.isfinite(one.score) and math.isfinite(one.donor_score)
+    if one.trial is not None:
+        settings, before = display.listed(one.after), f"The one before was {one.ended}"
+        heir = f", with the parameters of member {one.donor}" if one.donor != one.member else ""
+        score = f" at {display.short(one.score)}" if math.isfinite(one.score) else ""
+        return (
+            f"At {one.step:,} steps trial {one.trial} began in member {one.member}{heir}: {settings}. {before}{score}."
+        )
+    if one.donor == one.member:
+        return f"At {one.step:,} steps member {one.member} {changed}."
     return (
         f"At {one.step:,} steps member {one.member} copied member {one.donor}{scores if known else ''} and {changed}."
     )
@@ -234,6 +250,7 @@ PANELS: dict[str, Callable[[Subject, Asked], Data]] = {
     "fill": partial(_shared, {"replay_fill": "replay"}, ("replay_fill", "replay")),
     "lineage": _lineage,
     "copies": _copy_sentences,
+    "trials": _trials,
     "settings": lambda subject, asked: scatter([subject], (), asked),
     **{name: partial(_trained, names) for name, names in TRAINED.items()},
 }

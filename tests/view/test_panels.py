@@ -93,6 +93,36 @@ def test_lineage_and_copies_say_who_descends_from_whom(sweep):
     assert set(first.before) == set(first.after) == {"learning_rate", "entropy_cost"}
 
 
+def test_trials_of_a_search_end_where_the_next_of_their_member_begins():
+    def birth(step, member, trial, rate, **more):
+        moved = {"before_learning_rate": 1.0, "after_learning_rate": rate}
+        known = {"member": member, "donor": member, "donor_score": 0.0, "trial": trial, **moved, **more}
+        return {"kind": "event", "event": "exploit", "step": step, "update": step, **known}
+
+    rows = [
+        birth(40, 1, 3, 2.0, ended="pruned", score=0.25),
+        birth(60, 1, 4, 3.0, ended="complete", score=7.0, before_learning_rate=2.0),
+        birth(60, 0, 5, 4.0, ended="failed", donor=2),
+        *(row(100, member, return_mean=10.0 + member) for member in range(3)),
+    ]
+    found = panel(of_rows(rows), "trials")
+    assert found["columns"] == ["trial", "member", "from step", "to step", "how it ended", "score", "learning_rate"]
+    assert found["rows"] == [
+        [0, 0, 0, 60, "failed", None, 1.0],
+        [1, 1, 0, 40, "pruned", 0.25, 1.0],
+        [2, 2, 0, 100, "goes on", 12.0, None],
+        [3, 1, 40, 60, "complete", 7.0, 2.0],
+        [4, 1, 60, 100, "goes on", 11.0, 3.0],
+        [5, 0, 60, 100, "goes on", 10.0, 4.0],
+    ]
+    last, *_ = panel(of_rows(rows), "copies")["sentences"]
+    assert last == (
+        "At 60 steps trial 5 began in member 0, with the parameters of member 2: learning_rate 4. The one before was failed."
+    )
+    assert panel(of_rows(rows), "lineage")["copies"] == [(60, 2, 0)]
+    assert panel(of_rows(rows[3:]), "trials")["rows"] == []
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(lambda pair: pair[0] != pair[1]), max_size=20))
 def test_founders_are_what_copying_marked_cards_gives(moves):
     history = [Copy(step, member, donor, 0.0, 1.0, {}, {}) for step, (member, donor) in enumerate(moves, start=1)]

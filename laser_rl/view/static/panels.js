@@ -22,7 +22,8 @@ const GROUPS = {
   ],
   Population: [
     { id: "lineage", title: "Who descends from whom", why: "In population based training a weak member becomes a copy of a better one and goes on with changed settings; a line has the colour of the member whose first parameters it carries.", kind: "lineage", optional: true, wide: true },
-    { id: "copies", title: "Copies", why: "Every copy of population based training, newest first.", kind: "sentences", optional: true, wide: true },
+    { id: "trials", title: "Trials", why: "A search tries one setting after the other in each member, and all learn from the experience of all, also of those that have ended.", kind: "table", optional: true, wide: true },
+    { id: "copies", title: "Copies", why: "Every copy of population based training, or every beginning of a trial, newest first.", kind: "sentences", optional: true, wide: true },
   ],
   Learning: [
     line("policy-loss", "Policy loss", "The part of the loss that moves the policy; it need not fall.", { optional: true }),
@@ -286,7 +287,7 @@ export function tiles(place, run) {
     [number(sum("updates_per_second")), run.is_sweep ? "updates/s of all" : "updates/s"],
     waits.length ? [share(Math.max(...waits)), "learner waits at most"] : null,
     memory ? [bytes(memory), "memory"] : null,
-    run.exploits ? [count(run.exploits), "copies (PBT)"] : null,
+    run.exploits ? [count(run.exploits), "copies or trials"] : null,
     ...(faults.length ? faults.map(([name, n]) => [count(n), name, "bad"]) : [["0", "faults: no skipped update, no restart"]]),
   ];
   fill(place, ...told.filter(Boolean).map(([value, text, mark]) => h("div", { class: `tile ${mark ?? ""}` }, h("b", {}, value), h("span", {}, text))));
