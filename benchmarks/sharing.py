@@ -99,6 +99,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{f"trust {bound:g}": {"trust_bound": bound} for bound in BOUNDS},
     **{f"behaviour {bound:g}": {"trust": "behaviour", "trust_bound": bound} for bound in (0.01, 0.03, 0.1, 0.3)},
     **{f"target {share:g}": {"target_acceptance": share} for share in (0.5, 0.7, 0.9)},
+    "importance 0.1": {"trust_bound": 0.1, "returns": "importance"},
     "trust 0.03 pbt": {"trust_bound": 0.03, "pbt": True},
     "trust 0.1 pbt": {"trust_bound": 0.1, "pbt": True},
 }

@@ -134,6 +134,10 @@ class ReplayConfig(Frozen):
         return None if self.budget_gb is None else int(self.budget_gb * 1e9)
 
 
+# Of the trust region where the replay begins with another run's, whose policies are far away (docs/results/sharing, "A warm start").
+STRANGERS_BOUND = 1.0
+
+
 class LossConfig(Frozen):
     """Algorithm 1's constants."""
 
@@ -151,6 +155,8 @@ class LossConfig(Frozen):
     """Rows with a larger relevance are rejected; none: 0.1."""
     target_acceptance: Share | None = None
     """Adapt the bound to keep this share of the replayed steps."""
+    returns: Literal["vtrace", "importance"] = "vtrace"
+    """The trusted return: of V-trace, clipped, or of importance sampling, unbiased and of unbounded variance. Relevance stays the same."""
     clip_rho: Positive = 1.0
     clip_c: Positive = 1.0
     baseline_cost: Annotated[float, Field(ge=0)] = 0.5
@@ -321,6 +327,9 @@ def override(config: Config, settings: Mapping[str, Any]) -> Config:
     values, asked = config.model_dump(), {full_name(name): value for name, value in settings.items()}
     if asked.get("network.memory", "none") != "none":
         asked.setdefault("network.separate_value", False)
+    own_trust = asked.keys() & {"loss.trust", "loss.trust_bound", "loss.target_acceptance"}
+    if asked.get("replay.start_from") is not None and config.loss.trust == "implied" and not own_trust:
+        asked["loss.trust_bound"] = max(config.loss.bound, STRANGERS_BOUND)
     for name, value in asked.items():
         *sections, last = name.split(".")
         place = values

@@ -92,7 +92,8 @@ def laser_loss(
         batch.online,
         trust_region.within(relevance, columns(bound.expand(hyper.members), batch)),
     )
-    losses = actor_critic_losses(family, policy, value, *stored, *masks, clip_rho=common.clip_rho, clip_c=common.clip_c)
+    clips = (common.clip_rho, common.clip_c) if common.returns == "vtrace" else (math.inf, math.inf)  # eq. return_is
+    losses = actor_critic_losses(family, policy, value, *stored, *masks, clip_rho=clips[0], clip_c=clips[1])
     if popart is not None:
         losses = _in_units(popart, output, losses, batch.task, common.popart_step, team)
     learned = (losses.learnable, losses.learnable, losses.learnable & batch.online, losses.learnable)

@@ -216,7 +216,7 @@ def warm_start(replay: Replay, config: Config, members: int) -> None:
         )
     with fitting(loaded.path):
         _fill(replay, run_dir, loaded, members)
-    log.info("the replay begins with %s unrolls of %s", f"{len(replay):,}", run_dir)
+    log.info("the replay begins with %s unrolls of %s; trust bound %g", f"{len(replay):,}", run_dir, config.loss.bound)
 
 
 def _fill(replay: Replay, run_dir: Path, loaded: Loaded, members: int) -> None:

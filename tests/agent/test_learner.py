@@ -122,6 +122,22 @@ def test_trust_off_rejects_nothing_and_behaviour_uses_the_other_divergence():
     assert behaviour < implied < 1.0  # near policies: KL(pi || implied) is the smaller one
 
 
+def test_importance_sampling_clips_nothing_and_trusts_the_same_rows():
+    batch, network = random_batch(), make_network()
+    output = output_of(network, batch)
+
+    def computed(**settings):
+        hyper = LossConfig(trust_bound=0.2, **settings)
+        return laser_loss(FAMILY, output, batch, hyper, torch.tensor(hyper.bound))
+
+    # KL(pi || mu) does not depend on the clipping.
+    plain, far = computed(trust="behaviour"), computed(trust="behaviour", clip_rho=1e9, clip_c=1e9)
+    sampled = computed(trust="behaviour", returns="importance")
+    assert sampled.total.item() == pytest.approx(far.total.item())
+    assert sampled.total.item() != pytest.approx(plain.total.item(), rel=1e-3)
+    assert torch.equal(computed(returns="importance").learnable, computed().learnable)
+
+
 def test_entropy_moves_online_rows_only():
     batch, hyper = random_batch(), LossConfig(trust="off", entropy_cost=1.0, baseline_cost=0.0)
     policy = torch.randn(T + 1, B, ACTIONS, requires_grad=True)

@@ -27,6 +27,17 @@ def test_the_replay_begins_with_what_the_sweep_left(old):
     assert kept.version.max() <= 0
 
 
+def test_strangers_are_trusted_further_unless_the_user_says_how_far(old):
+    def bound(**settings):
+        return small("laser/Catch", **settings).loss.bound
+
+    assert bound() == 0.03
+    assert bound(start_from=str(old)) == 1.0
+    assert bound(start_from=str(old), trust_bound=0.05) == 0.05
+    assert bound(start_from=str(old), trust="off") == float("inf")
+    assert bound(start_from=str(old), trust="behaviour") == 0.03
+
+
 def test_the_newest_are_kept_where_not_all_fit(old):
     [member] = prepare(small("laser/Catch", capacity_steps=300, start_from=str(old))).group.members
     member.environments.close()
