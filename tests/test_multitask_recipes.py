@@ -103,7 +103,7 @@ def test_what_fits_a_suite_is_the_multitask_agent(tmp_path, capsys):
 def test_check_env_shows_the_tasks(capsys):
     assert cli.main(["check-env", "suite:grid", "--steps", "120"]) == 0
     out = capsys.readouterr().out
-    assert "suite:grid: 0 defects, 0 warnings in 9 checks; fine" in out
+    assert "suite:grid: 0 defects, 0 warnings in 8 checks; fine" in out
     assert all(name in out for name in GRID)
     assert "12 slots" in out
 

@@ -22,7 +22,7 @@ COMMANDS = {
         "train",
         "SweepFlags",
         "[ENV | FILE]",
-        f"grid random draws share pbt search trials {_COMMON} processes out dashboard",
+        f"grid random draws share pbt search {_COMMON} processes out dashboard",
     ),
     "config": ("show", "Show", "show [ENV]", f"run_dir json {_COMMON} memory"),
     "resume": ("train", "Resume", "RUN_DIR", ""),

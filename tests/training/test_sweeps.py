@@ -255,7 +255,7 @@ def test_nan_scores_copy_but_are_not_copied(tmp_path, figure):
         training.trainings[2].window.add(math.nan)
         training.between()
     training.group.close()
-    history = training.pbt.history
+    history = training.population.history
     assert history
     assert 2 not in {exploit.donor for exploit in history}
     assert 2 in {exploit.member for exploit in history}
@@ -265,10 +265,10 @@ def test_nan_scores_copy_but_are_not_copied(tmp_path, figure):
 @pytest.mark.fault(20)
 def test_a_member_whose_parameters_broke_is_not_copied():
     training = prepared(small_sweep("laser/Catch", pbt=PBT))
-    while not training.pbt.history:
+    while not training.population.history:
         training.turn()
         training.exploit()
-    donor = training.pbt.history[-1].donor
+    donor = training.population.history[-1].donor
     training.trainings[donor].member.learner.flat.value[0] = math.nan
     assert math.isnan(training.trainings[donor].standing().score)
     training.group.close()
