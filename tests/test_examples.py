@@ -25,7 +25,7 @@ from laser_rl.types import Batch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Lines, at most. The tabular one explains a figure of the README and is longer.
-MOST_LINES = {"single_file_laser": 300, "shared_replay": 150}
+MOST_LINES = {"theory": 300, "single_file_laser": 300, "shared_replay": 150}
 
 
 def output_of(name, *arguments, timeout=240):
