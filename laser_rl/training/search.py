@@ -107,9 +107,7 @@ class SearchState:
         for member, trial in current.items():
             look = self._look(trial, rows[member].steps)
             if look > trial.looked:
-                # Members elsewhere are looked at late: what a trial has then is its result, and later looks are those of a complete one.
-                trial.looked = min(look, self.config.looks) if trial.state == "running" else look
-                self._report(trial, rows[member].score)
+                self._report(trial, look, rows[member].score)
         complete = [trial for trial in current.values() if trial.state == "complete"]
         leader = max(complete, key=lambda trial: trial.score, default=None)
         ended = [member for member, one in current.items() if one.state != "running" and one is not leader]
@@ -141,13 +139,21 @@ class SearchState:
         known = [row for row in others if math.isfinite(row.score)]
         return max(known, key=lambda row: row.score).member if self.config.inherit and known else member
 
-    def _report(self, trial: Trial, score: float) -> None:
-        """A score that is no number is no report: no episode has ended, or the parameters are lost; at the end it is a failure."""
-        if math.isfinite(score):
-            trial.reports[trial.looked] = float(score)
-        if trial.state == "running" and trial.looked >= self.config.looks:
-            trial.state = "complete" if math.isfinite(score) else "failed"
-        elif trial.state == "running" and math.isfinite(score) and len(self.trials) < self.config.trials:
+    def _report(self, trial: Trial, look: int, score: float) -> None:
+        """A score that is no number is no report: no episode has ended, or the parameters are lost."""
+        looks = self.config.looks
+        trial.looked = look
+        if not math.isfinite(score):
+            # Not at once: members elsewhere are seen as they last published themselves, at first without an episode of this trial.
+            if trial.state == "running" and look >= looks + max(1, looks // 2):
+                trial.state = "failed"
+            return
+        if trial.state == "running":
+            trial.looked = min(look, looks)  # looked at late, a trial has the result that it has then
+        trial.reports[trial.looked] = float(score)
+        if trial.state == "running" and trial.looked >= looks:
+            trial.state = "complete"
+        elif trial.state == "running" and len(self.trials) < self.config.trials:
             trial.state = "pruned" if self._prunes(trial) else "running"
 
     def _prunes(self, trial: Trial) -> bool:

@@ -92,6 +92,10 @@ def test_a_trial_without_a_number_fails_at_its_end_and_is_replaced():
     assert failed
     assert all(trial.settings["learning_rate"] > 1e-3 and not trial.reports for trial in failed)
     json.dumps(state.state_dict(), allow_nan=False)
+    for exploit in state.history:
+        if exploit.ended == "failed":  # half as long again as a trial that has numbers
+            born = max(one.born for one in state.trials if one.member == exploit.member and one.born < exploit.step)
+            assert exploit.step - born >= 600
 
 
 def test_a_trial_that_is_looked_at_too_late_is_complete():
