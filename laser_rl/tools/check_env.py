@@ -1,7 +1,7 @@
 """The stages of `laser check-env`, and what they find. `check_process` runs them in a process that it watches.
 
 An environment is opened as training opens it, so that the border of training (`envs.border`) judges every row; the stages add what only
-shows over whole episodes, copies, processes, memory and time. A stage ends at its first defect.
+shows over whole episodes, copies and time. A stage ends at its first defect.
 """
 
 import contextlib
