@@ -253,7 +253,7 @@ def test_a_finished_sweep_with_everything(tmp_path, browser, pictures):
         )
         hidden = "[...document.querySelectorAll('.panel')].filter((one) => one.hidden).map((one) => one.id.slice(6))"
         learning = ["policy-loss", "value-loss", "kl", "gradient", "learning-rate", "entropy-cost", "clipped", "lag"]
-        expected = ["episodes", "tasks", "task-table", *learning]  # nothing in the log is about these
+        expected = ["episodes", "tasks", "task-table", "trials", *learning]  # nothing in the log is about these
         browser.wait(f"JSON.stringify({hidden}) === JSON.stringify({expected})")  # answers may be a few seconds old
         assert browser.run("document.querySelector('#panel-videos figcaption b').textContent") == "return 31.5"
         caption = browser.run("document.querySelector('#panel-videos figcaption').textContent")
