@@ -18,11 +18,10 @@ from scipy.stats import binomtest
 
 from benchmarks.atari_plan import CALIBRATION_GAMES, CENTRE, CHOSEN, COMPARISON_GAMES, FACTORS, FRAMES_A_STEP, parts
 from benchmarks.atari_queue import BUCKET_FRAMES, PAPER, load
-from benchmarks.peers_report import holm
 from laser_rl.disk import write_bytes
 from laser_rl.envs.atari import atari_game
 from laser_rl.envs.scores import ATARI_57
-from laser_rl.research.verdicts import Aggregate, stratified_iqm, verdict
+from laser_rl.research.verdicts import Aggregate, holm, stratified_iqm, verdict
 
 mpl.use("Agg")
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "atari"

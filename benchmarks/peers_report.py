@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
-from scipy.special import stdtr, stdtrit
 
 from benchmarks.peers import ARMS, OURS, POINTS, TASKS
+from laser_rl.research.verdicts import holm, p_value, t_interval
 
 LEVEL, NEVER = 0.05, float("inf")
 BEGIN, END = "<!-- peers: made by `python -m benchmarks.peers publish` -->", "<!-- peers end -->"
@@ -31,43 +31,11 @@ class Difference(NamedTuple):
     p: float
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A mean and half the width of its 95 % interval by Student's t; NaN for one value.
-
-    >>> t_interval([1.0, 2.0, 3.0])
-    (2.0, 2.484...)
-    """
-    if len(values) == 1:
-        return values[0], float("nan")
-    return statistics.fmean(values), float(stdtrit(len(values) - 1, 0.975)) * _error(values)
-
-
-def _error(values: Sequence[float]) -> float:
-    return float(statistics.stdev(values) / len(values) ** 0.5)
-
-
 def difference(task: str, ours: str, peer: str, one: Mapping[int, float], other: Mapping[int, float]) -> Difference:
     """Compare two arms on the seeds that both have."""
     pairs = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
     mean, half = t_interval(pairs)
-    p = float("nan")
-    if len(pairs) > 1:
-        error = _error(pairs)
-        p = 2 * float(stdtr(len(pairs) - 1, -abs(mean) / error)) if error else float(mean == 0)
-    return Difference(task, ours, peer, len(pairs), mean, half, p)
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """P-values adjusted for all of them together, by Holm's step-down rule.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    adjusted, largest = [1.0] * len(values), 0.0
-    for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
-        adjusted[place] = largest
-    return adjusted
+    return Difference(task, ours, peer, len(pairs), mean, half, p_value(pairs))
 
 
 def sorted_out(rows: Iterable[Row]) -> Runs:

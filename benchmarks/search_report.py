@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.peers_report import difference, holm, t_interval
+from benchmarks.peers_report import difference
 from benchmarks.search import CONDITIONS, NAMES, POINTS, Row
+from laser_rl.research.verdicts import holm, t_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "sharing"
 COMPARED = (("search", "apart"), ("inherit", "apart"), ("inherit", "pbt"), ("search", "random"))

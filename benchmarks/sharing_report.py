@@ -19,8 +19,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from benchmarks.peers_report import Difference, difference, holm, t_interval
+from benchmarks.peers_report import Difference, difference
 from benchmarks.sharing import BOUNDS, RESULTS, TASKS, VARIANTS
+from laser_rl.research.verdicts import holm, t_interval
 
 Values = NDArray[np.float64]
 MAIN = ("none", "separate", "naive", "trust 0.03", "trust 0.1")

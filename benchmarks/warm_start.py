@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers_report import t_interval
 from laser_rl import recipes
 from laser_rl.config import override
+from laser_rl.research.verdicts import t_interval
 from laser_rl.training.launch import train
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "sharing"

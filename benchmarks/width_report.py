@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.peers_report import difference, holm, t_interval
+from benchmarks.peers_report import difference
 from benchmarks.width import CONDITIONS, NAMES, SEEDS, WIDTHS, Row, scaled
+from laser_rl.research.verdicts import holm, t_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "sharing"
 COMPARED = (("trust 0.1", "separate 0.1"), ("naive", "separate 0.1"), ("trust 0.1", "naive"))

@@ -24,7 +24,7 @@ from laser_rl.research.verdicts import ALL, Judged, Results, Spread, judge, over
 
 ABOUT, PAGE, PICTURE, CURVES, TIMES = "experiment.json", "README.md", "curves.png", "curves.csv", "times.csv"
 SCORES, SUMMARY, VERDICTS = "scores.csv", "summary.csv", "verdicts.csv"
-_NUMBERS = ("difference", "low", "high")
+_NUMBERS = ("difference", "low", "high", "p_holm")
 _VERDICT_COLUMNS = ("claim", "source", "statistic", "better", "worse", "margin", "task", *_NUMBERS, "verdict")
 _SUMMARY_COLUMNS = ("task", "condition", "measure", "mean", "low", "high")
 # Paul Tol's "muted" scheme: told apart with every kind of colour blindness.
@@ -98,7 +98,7 @@ def report(folder: Path) -> list[Judged]:
 
 def _verdict_line(judged: Judged) -> dict[str, Any]:
     verdict = judged.verdict
-    numbers = () if verdict is None else (verdict.difference, *verdict.interval)
+    numbers = () if verdict is None else (verdict.difference, *verdict.interval, verdict.p)
     return {
         **{name: getattr(judged.claim, name) for name in ("source", "statistic", "better", "worse", "margin")},
         **{name: f"{number:.5g}" for name, number in zip(_NUMBERS, numbers, strict=False)},
@@ -154,13 +154,13 @@ def verdict_table(judged: Sequence[Judged]) -> Iterator[str]:
             claim, verdict = one.claim, one.verdict
             words = [other.word for other in judged if other.claim == claim and other.task != ALL]
             counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-            said = "" if verdict is None else _difference(verdict.difference, *verdict.interval)
+            said = "" if verdict is None else _difference(verdict.difference, *verdict.interval, verdict.p)
             source = claim.source or "our question"
             yield f"| {claim.text} | {source} | {claim.statistic} | **{one.word}** | {said} | {counts} |"
 
 
-def _difference(difference: float, low: float, high: float) -> str:
-    return f"{difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+def _difference(difference: float, low: float, high: float, p: float) -> str:
+    return f"{difference:+.2f} [{low:+.2f}, {high:+.2f}], p = {p:.2g}"
 
 
 def picture(experiment: Experiment, tasks: Sequence[ExperimentTask], lines: Sequence[Mapping[str, str]]) -> bytes:

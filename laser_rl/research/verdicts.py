@@ -1,23 +1,17 @@
 """What the runs of an experiment say: a few numbers for each run, and for each claim whether it holds.
 
 The unit is the run, a whole sweep: members are put together first. Claims are judged on scores (0 random play, 1 the best), task by task
-and for all tasks together, where a seed's score is the mean over tasks. Each verdict stands for itself at 95 %: of twenty claims about
-equal agents one is expected to be called reproduced or not.
+and for all tasks together, where a seed's score is the mean over tasks.
 
-A bootstrap interval over seeds decides. If the whole interval of the difference of mean scores lies above the margin, the claim is
-reproduced; if none of it does, it is not reproduced; otherwise the seeds do not decide it. They decide nothing either where all came to
-the same: a task that both conditions solve, or neither, is silent about which is better.
-
-Experiments have three to ten seeds, and a plain percentile bootstrap of so few is too narrow: of two identical agents with three seeds
-it would call one the better in about every fourth experiment. Two things are missing from it, and both are known: the spread of n drawn
-values falls short by sqrt((n - 1) / n), and the spread itself is only an estimate, which is what Student's t is for. So deviations are
-drawn with the unbiased spread, and the interval is stretched by t / z (Hesterberg 2015, "What teachers should know about the
-bootstrap"). With many seeds both factors are 1.
+Differences are paired by seed. Intervals are Student's t over seeds: of three to ten seeds a percentile bootstrap is too narrow. A claim
+is reproduced if its difference lies above the margin with a p-value of at most 5 %, and not reproduced if it lies below with such a
+value; otherwise the seeds do not decide it. P-values are adjusted by Holm's rule over a family: the claims of an experiment over all its
+tasks, and of one claim its tasks. Where all seeds came to the same, as on a task that both conditions solve, nothing is decided either.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,6 +23,7 @@ from laser_rl.research.protocol import known
 ALL = "all tasks"
 _DIGITS = 9
 END_SHARE = 0.2  # of the buckets of a run
+LEVEL = 0.05
 Word = Literal["reproduced", "not reproduced", "undecided"]
 # Of a question that the paper did not ask.
 OURS = {"reproduced": "yes", "not reproduced": "no", "undecided": "undecided"}
@@ -39,51 +34,71 @@ Spread = tuple[float, float, float]  # a mean and its interval; NaN where there 
 
 
 class Verdict(NamedTuple):
-    """What became of a claim: the difference of the means, better less worse, and its interval."""
+    """What became of a claim: the difference of the means, better less worse, its interval, and the p-value of the margin."""
 
     word: Word
     difference: float
     interval: tuple[float, float]
+    p: float
 
 
-def verdict(better: Sequence[float], worse: Sequence[float], *, margin: float = 0.0, **options: Any) -> Verdict:
+def verdict(better: Sequence[float], worse: Sequence[float], *, margin: float = 0.0, level: float = 0.95) -> Verdict:
     """Judge the claim that `better`, one score for each seed, has a mean that is more than `margin` above that of `worse`.
 
-    `options` are those of `difference_interval`. One score alone has no spread: undecided, with an interval without ends.
-    """
-    difference, low, high = difference_interval(better, worse, **options)
-    word: Word = "undecided"
-    if low > margin:
-        word = "reproduced"
-    elif high <= margin and not low == high == margin:
-        word = "not reproduced"
-    return Verdict(word, difference, (low, high))
-
-
-def difference_interval(
-    better: Sequence[float], worse: Sequence[float], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Spread:
-    """The difference of the means and its bootstrap interval, widened for few seeds (see above).
-
-    Scores are paired, as many of each: they stand at the same place for the same seed.
+    Scores are paired, as many of each: they stand at the same place for the same seed. One score alone has no spread: undecided, with an
+    interval without ends.
     """
     if not len(better) == len(worse) > 0 or not np.isfinite([better, worse]).all():
         raise ValueError(f"expected one finite score for each seed on either side, got {better} and {worse}")
     pairs = np.subtract(better, worse, dtype=np.float64)
-    difference, count = float(pairs.mean()), pairs.size
-    if count == 1:
-        return difference, -math.inf, math.inf
-    if not pairs.var():  # every seed came to the same: there is nothing to stretch
-        return difference, difference, difference
-    deviations = (pairs - difference) * np.sqrt(count / (count - 1))
-    low, high = bootstrap_interval(
-        [deviations], lambda drawn: drawn.mean(-1), level=level, resamples=resamples, batch=resamples, seed=seed
-    )
-    from scipy.special import ndtri, stdtrit  # type: ignore[import-untyped]  # noqa: PLC0415 - of the extra `experiments`
+    difference, half = t_interval(pairs, level)
+    found = Verdict("undecided", difference, (difference - half, difference + half), p_value(pairs, margin))
+    return _decided(found, margin, found.p)
 
-    tail = (1 + level) / 2
-    stretch = float(stdtrit(count - 1, tail) / ndtri(tail))
-    return difference, difference + low * stretch, difference + high * stretch
+
+def _decided(found: Verdict, margin: float, p: float) -> Verdict:
+    word: Word = "undecided"
+    if p <= LEVEL:
+        word = "reproduced" if found.difference > margin else "not reproduced"
+    return found._replace(word=word, p=p)
+
+
+def t_interval(values: Sequence[float] | Floats, level: float = 0.95) -> tuple[float, float]:
+    """A mean and half the width of its interval by Student's t; without end for one value.
+
+    >>> t_interval([1.0, 2.0, 3.0])
+    (2.0, 2.484...)
+    """
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # noqa: PLC0415 - of the extra `experiments`
+
+    mean, count = float(np.mean(values)), len(values)
+    if count == 1:
+        return mean, math.inf
+    return mean, float(stdtrit(count - 1, (1 + level) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(count)
+
+
+def p_value(differences: Sequence[float] | Floats, margin: float = 0.0) -> float:
+    """Of the paired t test: how likely a mean at least so far from `margin` is if there is no difference; 1 for one seed."""
+    from scipy.special import stdtr  # noqa: PLC0415
+
+    mean, count = float(np.mean(differences)) - margin, len(differences)
+    if count == 1 or mean == 0:
+        return 1.0
+    error = float(np.std(differences, ddof=1)) / math.sqrt(count)
+    return 2 * float(stdtr(count - 1, -abs(mean) / error)) if error else 0.0
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values adjusted for all of them together, by Holm's step-down rule.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, largest = [1.0] * len(values), 0.0
+    for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
+        adjusted[place] = largest
+    return adjusted
 
 
 class Aggregate(NamedTuple):
@@ -144,16 +159,26 @@ def _known_mean(values: Floats) -> float:
 
 
 def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Results) -> list[Judged]:
-    judged = []
+    """Judge every claim over all tasks and on each task, with p-values adjusted by Holm's rule."""
+    overall, by_task = list[Judged](), list[list[Judged]]()
     for claim in experiment.claims:
-        by_task = {task.name: _scores(task, results, claim.statistic) for task in tasks}
-        first = next(iter(by_task.values()))
+        scores = {task.name: _scores(task, results, claim.statistic) for task in tasks}
+        first = next(iter(scores.values()))
         together = {
-            condition: {seed: float(np.mean([one[condition][seed] for one in by_task.values()])) for seed in seeds}
+            condition: {seed: float(np.mean([one[condition][seed] for one in scores.values()])) for seed in seeds}
             for condition, seeds in first.items()
         }
-        judged += [Judged(claim, name, judge_claim(claim, one)) for name, one in {ALL: together, **by_task}.items()]
-    return judged
+        overall.append(Judged(claim, ALL, judge_claim(claim, together)))
+        by_task.append(_adjusted([Judged(claim, name, judge_claim(claim, one)) for name, one in scores.items()]))
+    return [judged for one, rest in zip(_adjusted(overall), by_task, strict=True) for judged in (one, *rest)]
+
+
+def _adjusted(family: Sequence[Judged]) -> list[Judged]:
+    values = iter(holm([one.verdict.p for one in family if one.verdict is not None]))
+    return [
+        one if one.verdict is None else one._replace(verdict=_decided(one.verdict, one.claim.margin, next(values)))
+        for one in family
+    ]
 
 
 def judge_claim(claim: Claim, scores: Scores) -> Verdict | None:
@@ -177,7 +202,8 @@ def _scores(task: ExperimentTask, results: Results, statistic: Statistic) -> Sco
 def spread_of(values: Sequence[float]) -> Spread:
     if not np.isfinite(values).all():
         return math.nan, math.nan, math.nan
-    return difference_interval(values, [0.0] * len(values))
+    mean, half = t_interval(values)
+    return mean, mean - half, mean + half
 
 
 def overall(tasks: Sequence[ExperimentTask], results: Results) -> dict[str, dict[str, Spread]]:
