@@ -15,8 +15,14 @@ from laser_rl.config import override
 from laser_rl.envs.atari import atari_game
 from laser_rl.envs.scores import ATARI_57
 
-# Settings that rows made before their removal still hold, at the values at which they did nothing.
-GONE = {"online_share": "fixed", "online_share_least": 0.0625, "online_share_most": 0.5, "policy_trust_bound": None}
+# Settings that have come or gone since rows were made, at the values at which they do nothing.
+GONE = {
+    "returns": "vtrace",
+    "online_share": "fixed",
+    "online_share_least": 0.0625,
+    "online_share_most": 0.5,
+    "policy_trust_bound": None,
+}
 
 
 class Fake:

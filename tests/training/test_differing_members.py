@@ -43,6 +43,7 @@ MAY = {
     "loss.baseline_cost": 0.1,
     "loss.entropy_cost": 0.1,
     "loss.reduction": "sum",
+    "loss.returns": "importance",
     "loss.reward_scale": 3.0,
     "loss.reward_transform": "clip",
     "loss.popart": True,
