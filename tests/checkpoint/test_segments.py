@@ -105,6 +105,13 @@ def test_a_copy_of_streams_does_not_follow_the_original():
     np.testing.assert_array_equal(segments.follow(before, 200, block), expected)
 
 
+def test_an_unroll_follows_the_oldest_that_is_held_and_none_that_is_gone():
+    block = unrolls(1)
+    streams = before_first(block)  # its newest unroll has the number 0
+    for oldest, expected in ((0, 0), (1, -1)):
+        assert segments.follow(streams.copy(), 5, block, oldest=oldest).tolist() == [expected]
+
+
 def before_first(block):
     """The newest unroll of each stream after `block` was numbered from 0 on."""
     return {stream: row for row, stream in enumerate(zip(block.member.tolist(), block.slot.tolist(), strict=True))}

@@ -15,7 +15,7 @@ from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.store import Replay
 from laser_rl.training import saving
 from laser_rl.types import Unrolls
-from tests.checkpoint.inputs import write_segment
+from tests.checkpoint.inputs import LAYOUT, unrolls, write_segment
 from tests.replay.inputs import CONTEXT, RECURRENT, Stream, assert_same
 
 CAPACITY = 48  # unrolls
@@ -235,6 +235,20 @@ def test_what_is_wholly_gone_leaves_an_empty_store(tmp_path):
     store, _, said = recorded.mended(names)
     assert (len(store), said.kept, said.lost) == (0, 0, recorded.ids["next_id"] - recorded.ids["first_id"])
     assert store.next_id == recorded.ids["next_id"]
+
+
+@pytest.mark.parametrize(
+    ("first_id", "episodes"), [(0, 1), (1, 0)]
+)  # without number 0 the replay had begun at number 1
+def test_an_episode_that_lost_its_first_unroll_is_counted(tmp_path, first_id, episodes):
+    written = unrolls(3)
+    for field, value in {"member": 0, "slot": 0, "episode": 7, "is_first": False}.items():
+        getattr(written, field)[:] = value
+    entry = write_segment(tmp_path, LAYOUT, 0, written)
+    path = tmp_path / entry.name
+    data = path.read_bytes()
+    flip(path, data, data.index(b"}}") + 50)  # in the record of number 0
+    assert salvage(tmp_path, [entry], {entry.name}, LAYOUT, first_id, 3)[0] == (2, 1 - first_id, episodes)
 
 
 def test_a_record_says_which_one_was_before(tmp_path):

@@ -59,13 +59,31 @@ def test_members_are_never_further_apart_than_an_unroll(stack, slots):
     while training.goes_on():
         assert training.turn()
         training.between()
-        steps = [member.steps for member in training.trainings]
+        steps = steps_of(training)
         furthest, rows = max(furthest, max(steps) - min(steps)), rows + 1
     training.group.close()
     assert 0 < furthest <= max(5, slots)
     assert all(600 <= member.steps < 600 + slots for member in training.trainings)
     # Resets are no steps: members with short episodes need more rows for as many steps.
     assert rows * slots > 600 + 10
+
+
+def test_a_resumed_sweep_knows_at_once_how_far_each_member_was():
+    training = prepared(small_sweep())
+    for _ in range(12):
+        training.turn()
+    again = prepared(small_sweep())
+    for one, other in zip(again.trainings, training.trainings, strict=True):
+        one.load_state_dict(other.state_dict())
+    again.load_state_dict(training.state_dict())
+    assert again.pace.steps.tolist() == steps_of(again) == steps_of(training)
+    assert min(steps_of(training)) > 0
+    for one in (training, again):
+        one.group.close()
+
+
+def steps_of(training):
+    return [member.steps for member in training.trainings]
 
 
 @pytest.mark.parametrize("stack", ["on", "off"])
