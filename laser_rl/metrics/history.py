@@ -1,7 +1,7 @@
 """What readers need of a log, kept while rows come in: tables of numbers, the newest rows, events, counts of faults.
 
-`laser status`, `report`, `compare` and `dashboard` read a log through this: it grows with the number of members, not of rows. A log may be
-forged, so the number of members, tables and names is bounded.
+`laser status`, `report` and `dashboard` read a log through this: it grows with the number of members, not of rows. A log may be forged,
+so the number of members, tables and names is bounded.
 """
 
 import math

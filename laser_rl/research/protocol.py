@@ -10,7 +10,6 @@ The order of 3 and 4 matters: the median of each task's best member is a score t
 Arrays are [members, tasks, buckets].
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics.rows import episodes_in
 
 ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES = 1_000_000, 10_000_000
-LAST_EPISODES = 100  # of which the scores in the paper's table are the mean
 
 
 class Episodes(NamedTuple):
@@ -90,19 +88,6 @@ def agent_curve(scores: ArrayLike) -> Floats:
 def sweep_curve(scores: ArrayLike) -> Floats:
     """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member."""
     return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
-
-
-def last_episodes(episodes: Episodes, *, count: int = LAST_EPISODES) -> float:
-    """The score of the paper's table: mean return of the last `count` episodes. NaN without episodes.
-
-    Where rows are of several episodes, the mean is over the fewest last rows that hold so many.
-    """
-    _, returns, weights = episodes
-    if not returns.size:
-        return math.nan
-    after = np.cumsum(weights[::-1])[::-1] - weights  # episodes after each row
-    last = after < count
-    return float(np.average(returns[last], weights=weights[last]))
 
 
 def curve_lines(
