@@ -13,9 +13,11 @@ import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -32,9 +34,9 @@ from laser_rl.disk import make_folder, write_bytes, write_json
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.worker import die_with
 from laser_rl.errors import ConfigError, UserError
-from laser_rl.metrics.log import read
+from laser_rl.metrics.log import MetricsLog, read
 from laser_rl.metrics.machine import machine
-from laser_rl.metrics.rows import Kind, Row, Value
+from laser_rl.metrics.rows import Row
 from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, experiment_of, planned, suite_of
 from laser_rl.research.pages import ABOUT, CURVES, TIMES, About, report, table, verdict_table, write_index
 from laser_rl.research.protocol import curve_lines
@@ -200,7 +202,7 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
     """Run a sweep to its end, in one thread or, with a directory, as `laser sweep` does; returns a line a bucket."""
     torch.set_num_threads(1)
     require_memory(sweep)
-    rows = _in_memory(sweep) if directory is None else _in_directory(sweep, directory)
+    rows = _in_one_thread(sweep) if directory is None else _in_directory(sweep, directory)
     tasks = tuple(tasks_of(sweep.base.environment.id))
     return curve_lines(
         rows,
@@ -211,39 +213,18 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
     )
 
 
-class RowRecorder:
-    """A sink that keeps the rows that `curve_lines` reads, without the values that it does not."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
-        if kind in {"episode", "train"}:
-            names = {"member", "return", "episodes", "task", "acceptance"} & values.keys()
-            self.rows.append({"kind": kind, "step": step, "update": update, **{name: values[name] for name in names}})
-
-    def flush(self) -> None: ...
-
-    close = flush
-
-
-def _in_memory(sweep: SweepConfig) -> Sequence[Row]:
-    recorder = RowRecorder()
-    trainer = prepare(sweep, sinks=[recorder])
-    try:
-        act_and_learn(trainer)
-        trainer.report()
-    finally:
-        trainer.group.close()
-    return recorder.rows
+def _in_one_thread(sweep: SweepConfig) -> Sequence[Row]:
+    with tempfile.TemporaryDirectory(prefix="laser-experiment-") as folder, closing(MetricsLog(folder)) as log:
+        trainer = prepare(sweep, sinks=[log])
+        with closing(trainer.group):
+            act_and_learn(trainer)
+            trainer.report()
+        return read(folder, ("episode", "train"))
 
 
 def _in_directory(sweep: SweepConfig, path: Path) -> Sequence[Row]:
-    directory = RunDirectory(path, sweep)
-    try:
+    with closing(RunDirectory(path, sweep)) as directory:
         end = train(sweep, directory, sinks=[directory.log])
-    finally:
-        directory.close()
     if end.interrupted is not None:
         raise KeyboardInterrupt(end.interrupted)  # not an error of this run: the others must not go on either
     return read(path, ("episode", "train"))
