@@ -279,12 +279,10 @@ class LASER:
             raise ConfigError(f"load: expected the path of a file, got {shortened(path)}")
         file = AgentFile(Path(path))
         saved = file.trained(net, str(device))
-        for name, function, setting in (
-            (saved.config.loss.trust, trust, "trust"),
-            (saved.config.optimiser.schedule, schedule, "schedule"),
-        ):
-            if function is not None:
-                pass_again(name, function, setting)
+        if trust is not None:
+            pass_again(saved.config.loss.trust, trust, "trust")
+        if schedule is not None:
+            pass_again(saved.config.optimiser.schedule, schedule, "schedule")
         other = isinstance(env, str) and env != saved.source
         config = override(saved.config, {"environment.options": {}} if other else {})  # they were the other one's
         agent = cls(saved.source if env is None else env, net=net, config=config)

@@ -49,10 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _main(arguments)
         finally:
             print(end="", flush=True)  # what is still buffered fails here, and not while Python ends
-    except (
-        BrokenPipeError,
-        SystemExit,
-    ) as error:  # rich exits, after it has put /dev/null in the place of a closed pipe
+    except (BrokenPipeError, SystemExit) as error:
+        # Rich exits, after it has put /dev/null in the place of a closed pipe.
         if not (_nobody_reads() if isinstance(error, BrokenPipeError) else _output() != before):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,19 +4,17 @@ A film `step-….mp4` shows one episode. The JSON file of the same name has its 
 """
 
 import contextlib
-import re
 import stat
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from laser_rl.disk import open_below, read_json
+from laser_rl.disk import is_temporary, open_below, read_json
 
 FOLDER = "videos"
 BY_TRAINING, BY_ENJOY = "training", "enjoy"  # who made a film; only the first kind is ever removed
 _MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif", ".png": "image/png"}
-_UNFINISHED = re.compile(r"\..+\.(\d{1,10})-[0-9a-f]{8}\.tmp")  # see `disk.temporary_beside`
 _MOST_TEXT = 200
 _LARGEST = 2**53
 
@@ -98,8 +96,8 @@ def remove_unfinished(run_dir: str | Path) -> None:
     """Remove what writers that are dead left half written; a living one's files stay."""
     folder = Path(run_dir) / FOLDER
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = _UNFINISHED.fullmatch(path.name)
-        if match and not Path("/proc", match[1]).exists():
+        writer = path.name.rpartition("-")[0].rpartition(".")[2]
+        if is_temporary(path.name) and not Path("/proc", writer).exists():
             path.unlink(missing_ok=True)
 
 

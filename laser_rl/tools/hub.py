@@ -127,11 +127,8 @@ def load_from_hub(
     elif isinstance(repo, Path) or not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder that is there, got {shortened(str(repo))}")
     else:
-        api, todo = (
-            hub_api(),
-            "check its name (OWNER/NAME), your login ('hf auth login') and the network, then try again",
-        )
-        with _asked(f"gave no {AGENT} of {repo}", todo):
+        api = hub_api()
+        with _asked(f"gave no {AGENT} of {repo}"):
             path = Path(api.hf_hub_download(repo, AGENT, revision=revision))
     return LASER.load(path, env, net=net, device=device, trust_code=trust_code)
 
@@ -146,18 +143,20 @@ def hub_api() -> Any:
 
 def upload(api: Any, folder: Path, repo_id: str, *, public: bool, message: str) -> str:
     """Send a folder of `write_folder`; returns the address. What the Hub refuses is said in one line."""
-    todo = "check its name (OWNER/NAME), your login ('hf auth login', or HF_TOKEN), your rights there and the network, then try again"
-    with _asked(f"refused {repo_id}", todo):
+    with _asked(f"refused {repo_id}"):
         address = api.create_repo(repo_id, repo_type="model", private=not public, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=str(folder), repo_type="model", commit_message=message)
     return str(address)
 
 
 @contextlib.contextmanager
-def _asked(what: str, todo: str) -> Iterator[None]:
+def _asked(what: str) -> Iterator[None]:
     """Whatever the Hub's client raises is a ConfigError with its first sentence."""
     try:
         yield
     except Exception as error:
         said = (str(error).strip() or "no reason given").splitlines()[0].split(". ")[0][:200]
-        raise ConfigError(f"the Hugging Face Hub {what} ({type(error).__name__}: {said}); {todo}") from error
+        raise ConfigError(
+            f"the Hugging Face Hub {what} ({type(error).__name__}: {said}); check its name (OWNER/NAME), your login ('hf auth login', or "
+            "HF_TOKEN), your rights there and the network, then try again"
+        ) from error
