@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -31,11 +32,12 @@ from laser_rl.envs.atari import FRAME_SKIP, atari_game
 from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import ConfigError, UserError, written_out
+from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics import display
 from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE, Stream
 from laser_rl.metrics.rows import Row
-from laser_rl.research.protocol import Episodes, episodes_of, sweep_curve
+from laser_rl.research.protocol import Episodes, agent_curve, episodes_of
 from laser_rl.training.files import is_sweep, read_sweep
 
 TABLE = Path(__file__).with_name("atari_paper.csv")
@@ -188,6 +190,11 @@ def last_episodes(episodes: Episodes, *, count: int = LAST_EPISODES) -> float:
     after = np.cumsum(weights[::-1])[::-1] - weights  # episodes after each row
     last = after < count
     return float(np.average(returns[last], weights=weights[last]))
+
+
+def sweep_curve(scores: ArrayLike) -> Floats:
+    """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member."""
+    return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
 
 
 def line_of(run: GameRun) -> dict[str, Any]:

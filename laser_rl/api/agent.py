@@ -206,9 +206,8 @@ class LASER:
             raise ConfigError(f"predict: expected at least one observation of {trained.spec.name}, got an empty batch")
         seen = np.stack([observed(sees, item, trained.spec) for item in items])
         rewards = each_of("reward", reward, len(items), np.float32)
-        is_first = each_of(
-            "episode_start", state is None if episode_start is None else episode_start, len(items), np.bool_
-        )
+        begins = state is None if episode_start is None else episode_start
+        is_first = each_of("episode_start", begins, len(items), np.bool_)
         require_state(state, len(items))
         policy = Policy(trained.network, trained.family, seed=0, deterministic=deterministic)
         if not deterministic:  # one stream for all calls, which is not that of training

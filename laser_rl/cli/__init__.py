@@ -36,7 +36,7 @@ COMMANDS = {
     "doctor": ("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
     "report": ("cli.show", "Report", "write a report of runs and sweeps, alone or side by side"),
     "dashboard": ("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),
-    "experiment": ("cli.experiment", "experiment_command", "the paper's figures and tables, with verdicts"),
+    "experiment": ("research.run_experiments", "experiment_command", "the paper's figures and tables, with verdicts"),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from laser_rl.envs.records import Environments, EnvironmentSpec, Rows
 from laser_rl.envs.scores import TaskScores, references_of
@@ -123,9 +124,7 @@ class EvalResult:
 
 def evaluation_of(fields: Mapping[str, Any]) -> EvalResult:
     """A result from its fields as JSON keeps them."""
-    pairs = {name: tuple(fields[name]) for name in ("ci95", "tasks_ci95") if fields.get(name) is not None}
-    tasks = tuple(TaskResult(**task) for task in fields.get("tasks", ()))
-    return EvalResult(**{**fields, **pairs, "returns": tuple(fields["returns"]), "tasks": tasks})
+    return TypeAdapter(EvalResult).validate_python(fields)
 
 
 def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None, seed: int = 0) -> EvalResult:

@@ -85,11 +85,6 @@ def agent_curve(scores: ArrayLike) -> Floats:
     return np.asarray(np.median(carried(scores), axis=-2))
 
 
-def sweep_curve(scores: ArrayLike) -> Floats:
-    """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member."""
-    return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
-
-
 def curve_lines(
     rows: Iterable[Mapping[str, Any]], *, members: int, steps: int, bucket_steps: int, tasks: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
@@ -114,7 +109,7 @@ def curve_lines(
     value = carried([_values(mine, member, steps, bucket_steps, tasks) for member, mine in enumerate(own)])
     update, lines = carried(update), []
     for bucket in range(count):
-        found = known(value[:, bucket])
+        found = value[:, bucket][~np.isnan(value[:, bucket])]
         shares = [np.mean(accepted[member, bucket]) for member in range(members) if (member, bucket) in accepted]
         lines.append({
             "step": min(bucket_steps * (bucket + 1), steps),
@@ -138,10 +133,6 @@ def _values(
         within = episodes._replace(frames=np.minimum(episodes.frames, steps))
         means.append(bucketed(within, bucket_frames=bucket_steps, total_frames=steps))
     return agent_curve(normalised(means, references_of(tuple(tasks)))) if tasks else means[0]
-
-
-def known(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
 
 
 def _cell(values: Floats, made: Callable[[Floats], Any] = np.mean) -> str:

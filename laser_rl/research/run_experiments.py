@@ -1,4 +1,4 @@
-"""What `laser experiment` does: list the experiments, run some of them to their verdicts, report on their folders again.
+"""`laser experiment` and what it does: list the experiments, run some of them to their verdicts, report on their folders again.
 
 What is done already is not done again, and the table is the same however often it was interrupted.
 
@@ -12,6 +12,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shlex
 import signal
 import tempfile
 import time
@@ -33,7 +34,7 @@ from laser_rl.api.sweep import require_memory
 from laser_rl.disk import make_folder, write_bytes, write_json
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.worker import die_with
-from laser_rl.errors import ConfigError, UserError
+from laser_rl.errors import ConfigError, UserError, require_modules
 from laser_rl.metrics.log import MetricsLog, read
 from laser_rl.metrics.machine import machine
 from laser_rl.metrics.rows import Row
@@ -71,6 +72,29 @@ class Plan:
     """Where the numbers of single runs are kept; left out: OUT/parts."""
     smoke: bool = False
     """So short that nothing is learned, two tasks, two seeds: to see that everything works."""
+
+
+def experiment_command(arguments: list[str]) -> int:
+    """The command `laser experiment`."""
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("list", [])
+    if command in {"-h", "--help"}:
+        print("usage: laser experiment {list,run,report} [OPTIONS]\n\nlaser experiment run --help explains one")
+        return 0
+    if command in {*EXPERIMENTS, "all"}:  # `laser experiment sharing` is short for `laser experiment run sharing`
+        command, rest = "run", arguments
+    commands: dict[str, Callable[..., Plan | str | None]] = {"list": listing, "run": Plan, "report": show_reports}
+    if command not in commands:
+        raise ConfigError(f"laser experiment {command}: expected {', '.join(commands)}, or an experiment's name")
+    if command != "list":  # before hours of runs that could not be judged
+        require_modules("laser experiment", "experiments", "matplotlib", "scipy")
+    found = tyro.cli(commands[command], prog=f"laser experiment {command}", args=rest)
+    if isinstance(found, Plan):
+        if not found.names:
+            raise ConfigError("run which experiment? 'laser experiment list' shows them")
+        run_experiments(found, shlex.join(["laser", "experiment", "run", *rest]))
+    elif found is not None:
+        print(found)
+    return 0
 
 
 def run_experiments(plan: Plan, command: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.atari_paper import sweep_curve
 from laser_rl.config import AtariConfig
 from laser_rl.envs.scores import Reference
 from laser_rl.research.protocol import (
@@ -18,7 +19,6 @@ from laser_rl.research.protocol import (
     carried,
     episodes_of,
     normalised,
-    sweep_curve,
 )
 from tests.references.protocol import naive_agent, naive_buckets, naive_sweep
 
