@@ -227,9 +227,8 @@ class LASER:
             seed: of the environments and the actions; None: by the agent's seed and its steps.
         """
         episodes = count_of("evaluate", "episodes", episodes, least=1)
-        if seed is None:
-            seed = derive(self.config.run.seed, f"evaluation/{self.steps}")
-        seed = count_of("evaluate", "seed", seed)
+        own = derive(self.config.run.seed, f"evaluation/{self.steps}")
+        seed = own if seed is None else count_of("evaluate", "seed", seed)
         with self._trust.applied():
             return evaluate(self._playing(), episodes=episodes, deterministic=deterministic, seed=seed)
 
@@ -340,10 +339,9 @@ class LASER:
 def _with_environment(env: EnvironmentSource, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with the name that `env` has in files, and as many slots as an environment has that exists already."""
     name, options = stored_name(env)
-    given = {"options", "environment.options"} & settings.keys()
     if isinstance(env, str):
         return {"environment.id": name, **settings}
-    if given:
+    if given := {"options", "environment.options"} & settings.keys():
         expected = "options only with the name of an environment"
         raise ConfigError(f"expected {expected}, got {sorted(given)} with {name}; use functools.partial")
     count = slots_of(env)

@@ -46,9 +46,7 @@ def facts_path(video: Path) -> Path:
 def films(run_dir: str | Path, *, elsewhere: bool = False) -> list[Film]:
     """All films of a run, the newest first: plain files only, no links, so that nothing outside of its directory is ever shown.
 
-    Args:
-        run_dir: of a run.
-        elsewhere: look into `videos` also if it is itself a link. For a process that makes films, never for one that shows them.
+    `elsewhere`: look into `videos` also if it is itself a link. For a process that makes films, never for one that shows them.
     """
     found, folder = [], Path(run_dir) / FOLDER
     if folder.is_symlink() and not elsewhere:
@@ -78,8 +76,7 @@ def best(found: Sequence[Film]) -> Film | None:
 
 def filmed_until(run_dir: str | Path, step: int) -> int:
     """The last step up to `step` that training has filmed; 0 if none. Later films show steps that a resumed run repeats."""
-    made = [one.step for one in _by_training(run_dir) if one.step is not None]
-    return max((one for one in made if one <= step), default=0)
+    return max((one.step for one in _by_training(run_dir) if one.step is not None and one.step <= step), default=0)
 
 
 def prune(run_dir: str | Path, keep: int) -> None:

@@ -18,7 +18,7 @@ from laser_rl.checkpoint import CHECKPOINTS, manifest
 from laser_rl.errors import ConfigError, require_modules, shortened
 from laser_rl.metrics import read
 from laser_rl.networks.build import TorsoSource
-from laser_rl.tools.source import Source
+from laser_rl.tools.source import Source, require_new
 from laser_rl.training.build import EnvironmentSource
 from laser_rl.training.files import CONFIG, SWEEP, is_sweep
 from laser_rl.trust import PROMISE
@@ -32,10 +32,7 @@ _FILES = f"""- `{AGENT}`: network and settings, for `LASER.load`
 
 def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
     """Everything that would be uploaded, in a new or empty folder; returns its files. The model card tells people to load `repo_id`."""
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} is there already and not empty, expected a new folder; remove it or choose another"
-        )
+    require_new(folder)
     run_dir, name = source.run_dir, SWEEP if is_sweep(source.run_dir) else CONFIG
     target = folder / CHECKPOINTS / source.checkpoint.name
     target.mkdir(parents=True)
@@ -118,18 +115,16 @@ def load_from_hub(
         trust_code: the code that the file names (`module:callable`) may be imported and called.
     """
     given: object = repo
-    if not isinstance(given, str | Path) or not str(given):
-        raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder, got {shortened(repo)}")
-    path = Path(repo) / AGENT
-    if Path(repo).is_dir():
+    if isinstance(given, str | Path) and str(given) and Path(given).is_dir():
+        path = Path(given) / AGENT
         if not path.is_file():
             raise ConfigError(f"{repo} holds no {AGENT}, expected a folder of 'laser push --dry-run'; choose another")
-    elif isinstance(repo, Path) or not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
-        raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder that is there, got {shortened(str(repo))}")
-    else:
+    elif isinstance(given, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", given):
         api = hub_api()
         with _asked(f"gave no {AGENT} of {repo}"):
             path = Path(api.hf_hub_download(repo, AGENT, revision=revision))
+    else:
+        raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder that is there, got {shortened(str(given))}")
     return LASER.load(path, env, net=net, device=device, trust_code=trust_code)
 
 

@@ -200,10 +200,8 @@ def serve(places: Sequence[Path], listening: socket.socket, access: Access) -> i
 def listening_socket(port: int) -> socket.socket:
     """On this machine only."""
     try:
-        if port not in range(1 << 16):
-            raise OSError("there is no such port")  # noqa: TRY301 - told like any other
         return socket.create_server((HOST, port), backlog=128)
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # in use, not allowed, or no port at all
         raise ConfigError(
             f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
         ) from error
