@@ -200,8 +200,10 @@ def serve(places: Sequence[Path], listening: socket.socket, access: Access) -> i
 def listening_socket(port: int) -> socket.socket:
     """On this machine only."""
     try:
+        if port not in range(1 << 16):  # `create_server` would leave its socket open
+            raise OSError("there is no such port")  # noqa: TRY301 - told like any other
         return socket.create_server((HOST, port), backlog=128)
-    except (OSError, OverflowError) as error:  # in use, not allowed, or no port at all
+    except OSError as error:
         raise ConfigError(
             f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
         ) from error
