@@ -16,6 +16,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from scipy.stats import binomtest
 
+from benchmarks.atari_paper import atari_scores
 from benchmarks.atari_plan import CALIBRATION_GAMES, CENTRE, CHOSEN, COMPARISON_GAMES, FACTORS, FRAMES_A_STEP, parts
 from benchmarks.atari_queue import BUCKET_FRAMES, PAPER, load
 from laser_rl.disk import write_bytes
@@ -26,7 +27,6 @@ from laser_rl.research.verdicts import Aggregate, holm, stratified_iqm, verdict
 mpl.use("Agg")
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "atari"
 PUBLIC = Path(__file__).parent / "results" / "dopamine-atari-10.csv"
-PAPER_SCORES = Path(__file__).parents[1] / "laser_rl" / "research" / "data" / "laser_atari57_paper.csv"
 PUBLIC_AGENTS = ("DQN", "Rainbow", "IQN")
 COMPARED = {"laser": "LASER", "impala": "without replay"}
 LAST_MILLION = 6
@@ -341,8 +341,7 @@ python -m benchmarks.atari_queue_report
 
 def paper_size() -> list[str]:
     """Runs of the paper's own recipe, as far as they came, beside the paper's score after 200 M frames."""
-    with PAPER_SCORES.open() as file:
-        paper = {row["game"]: float(row["laser_no_sweep_200M"]) for row in csv.DictReader(file)}
+    paper = atari_scores()["laser_no_sweep_200M"]
     lines = [
         "## The paper's size",
         "",

@@ -96,7 +96,7 @@ def make_folder(folder: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """The name under which `path` is being written: hidden, of this process, and no earlier one's."""
+    """The name under which `path` is being written: hidden, with the number of this process, and no earlier one's."""
     name = path.name.encode(errors="surrogateescape")[:_MOST_NAME_BYTES].decode(errors="ignore")
     return path.with_name(f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
@@ -114,16 +114,12 @@ def open_regular(path: Path) -> BufferedReader:
 def open_below(root: Path, folder: str, name: str) -> BufferedReader:
     """Open a regular file in a folder below `root`; OSError if the folder or the file is a link.
 
-    Each part is opened from the one before it, so that no link can be put in its place between a check and the opening.
+    The file is opened from the folder, so that no link can be put in the folder's place between a check and the opening.
     """
     for part in (folder, name):
         if part in {"", ".", ".."} or "/" in part:
             raise OSError(errno.EINVAL, "not a name", part)
-    outer = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        inner = os.open(folder, _READ | os.O_DIRECTORY, dir_fd=outer)
-    finally:
-        os.close(outer)
+    inner = os.open(root / folder, _READ | os.O_DIRECTORY)
     try:
         return _regular(os.open(name, _READ | os.O_NONBLOCK, dir_fd=inner), root / folder / name)
     finally:

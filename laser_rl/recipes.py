@@ -2,6 +2,9 @@
 
 Sources: [L] the LASER paper (Schmitt et al. 2019), [I] the IMPALA paper (Espeholt et al. 2018), whose values LASER inherits,
 [D] our decision where both are silent (docs/differences-from-the-paper.md), [T] tuned by us on the task named (docs/results/README.md).
+
+What a recipe of ours leaves out has the default of `config`: a discount of 0.99, unrolls of 20 steps and an entropy cost of 0.01 [I],
+relevance by the implied policy [L] (section 4.3). The papers' own recipes say every number.
 """
 
 from collections.abc import Callable
@@ -54,10 +57,7 @@ def cartpole(environment: str = "CartPole-v1") -> Config:
         # [T] 1 online + 31 replayed. With batches of 8 and a rate of 2e-3 a solved task was lost again on some seeds (docs/results).
         replay=ReplayConfig(fraction=31 / 32, capacity_steps=100_000),
         loss=LossConfig(
-            discount=0.99,  # [I] is 0.99 for Atari too
-            unroll_steps=20,  # [I]
             batch_unrolls=32,  # [T]
-            trust="implied",  # [L] section 4.3
             trust_bound=0.03,  # [T]
             entropy_cost=0.003,  # [T]
             reward_scale=0.1,  # [T] returns of 500 would otherwise swamp the shared torso
@@ -75,12 +75,8 @@ def minatar(environment: str = "MinAtar/Breakout-v1") -> Config:
         network=NetworkConfig(torso="cnn", channels=16, hidden=(128,)),  # Young & Tian 2019, MinAtar's own networks
         replay=ReplayConfig(fraction=0.875, capacity_steps=500_000),  # fraction [L]
         loss=LossConfig(
-            discount=0.99,  # MinAtar's own agents
-            unroll_steps=20,  # [I]
             batch_unrolls=32,  # [I], here online and replayed together
-            trust="implied",  # [L]
             trust_bound=0.1,  # [D], not tuned
-            entropy_cost=0.01,  # [I]
         ),
         optimiser=OptimiserConfig(kind="adam", learning_rate=1e-3, schedule="linear"),  # [D], not tuned
         run=RunConfig(steps=3_000_000, log_every_updates=200, checkpoint_every_steps=500_000),
@@ -99,12 +95,8 @@ def pictures(environment: str = "ALE/Breakout-v5") -> Config:
         network=NetworkConfig(torso="tiles", channels=16, hidden=(128,)),  # [D] a tenth of impala's time on a CPU
         replay=ReplayConfig(fraction=0.875, capacity_steps=100_000, budget_gb=1.0),  # fraction [L]
         loss=LossConfig(
-            discount=0.99,  # [I]
-            unroll_steps=20,  # [I]
             batch_unrolls=16,  # [D], not tuned: 2 online + 14 replayed
-            trust="implied",  # [L]
             trust_bound=0.1,  # [D], not tuned
-            entropy_cost=0.01,  # [I]
             popart=True,  # [D] rewards are not clipped, and their size is not known
         ),
         # [D], not tuned
@@ -149,7 +141,6 @@ def box2d(environment: str = "LunarLander-v3") -> Config:
             discount=0.99,  # [T] 0.995 was no better
             unroll_steps=20,  # [T] 40 was no better
             batch_unrolls=32,  # [D] 1 online + 31 replayed
-            trust="implied",  # [L]
             trust_bound=0.1,  # [T] 0.03 was worse
             entropy_cost=0.003,  # [T] 208.3 against 71.7 with 0.01
             reward_scale=0.05,  # [T] better than PopArt with the entropy cost of then
@@ -273,9 +264,7 @@ def _small(environment: str) -> Config:
         replay=ReplayConfig(fraction=0.75, capacity_steps=500_000),  # [T]
         loss=LossConfig(
             discount=0.99,  # [I], [T]
-            unroll_steps=20,  # [D]
             batch_unrolls=64,  # [D] 16 online and 48 replayed
-            trust="implied",  # [L]
             trust_bound=0.3,  # [T]
             entropy_cost=0.01,  # [T]
             popart=True,  # [L]

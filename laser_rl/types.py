@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from torch import Tensor  # a name in annotations: `laser compare` and `laser verify` begin without torch
+    from torch import Tensor  # a name in annotations: `laser verify` begins without torch
 
 Array = NDArray[np.generic]
 

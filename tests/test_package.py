@@ -52,7 +52,7 @@ def test_a_source_tree_that_is_not_installed_can_be_imported(tmp_path):
 def test_wheel_is_typed_and_holds_the_package_only(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "laser_rl/py.typed" in names
-    assert {"laser_rl/research/data/laser_atari57_paper.csv", "laser_rl/envs/data/suites.csv"} <= set(names)
+    assert {"laser_rl/research/data/experiments.yaml", "laser_rl/envs/data/suites.csv"} <= set(names)
     assert "laser_rl/ops/vtrace.py" in names
     assert {name.split("/")[0] for name in names} == {"laser_rl", f"laser_rl-{laser_rl.__version__}.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)

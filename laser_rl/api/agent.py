@@ -206,9 +206,8 @@ class LASER:
             raise ConfigError(f"predict: expected at least one observation of {trained.spec.name}, got an empty batch")
         seen = np.stack([observed(sees, item, trained.spec) for item in items])
         rewards = each_of("reward", reward, len(items), np.float32)
-        is_first = each_of(
-            "episode_start", state is None if episode_start is None else episode_start, len(items), np.bool_
-        )
+        begins = state is None if episode_start is None else episode_start
+        is_first = each_of("episode_start", begins, len(items), np.bool_)
         require_state(state, len(items))
         policy = Policy(trained.network, trained.family, seed=0, deterministic=deterministic)
         if not deterministic:  # one stream for all calls, which is not that of training
@@ -228,9 +227,8 @@ class LASER:
             seed: of the environments and the actions; None: by the agent's seed and its steps.
         """
         episodes = count_of("evaluate", "episodes", episodes, least=1)
-        if seed is None:
-            seed = derive(self.config.run.seed, f"evaluation/{self.steps}")
-        seed = count_of("evaluate", "seed", seed)
+        own = derive(self.config.run.seed, f"evaluation/{self.steps}")
+        seed = own if seed is None else count_of("evaluate", "seed", seed)
         with self._trust.applied():
             return evaluate(self._playing(), episodes=episodes, deterministic=deterministic, seed=seed)
 
@@ -279,12 +277,10 @@ class LASER:
             raise ConfigError(f"load: expected the path of a file, got {shortened(path)}")
         file = AgentFile(Path(path))
         saved = file.trained(net, str(device))
-        for name, function, setting in (
-            (saved.config.loss.trust, trust, "trust"),
-            (saved.config.optimiser.schedule, schedule, "schedule"),
-        ):
-            if function is not None:
-                pass_again(name, function, setting)
+        if trust is not None:
+            pass_again(saved.config.loss.trust, trust, "trust")
+        if schedule is not None:
+            pass_again(saved.config.optimiser.schedule, schedule, "schedule")
         other = isinstance(env, str) and env != saved.source
         config = override(saved.config, {"environment.options": {}} if other else {})  # they were the other one's
         agent = cls(saved.source if env is None else env, net=net, config=config)
@@ -343,10 +339,9 @@ class LASER:
 def _with_environment(env: EnvironmentSource, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with the name that `env` has in files, and as many slots as an environment has that exists already."""
     name, options = stored_name(env)
-    given = {"options", "environment.options"} & settings.keys()
     if isinstance(env, str):
         return {"environment.id": name, **settings}
-    if given:
+    if given := {"options", "environment.options"} & settings.keys():
         expected = "options only with the name of an environment"
         raise ConfigError(f"expected {expected}, got {sorted(given)} with {name}; use functools.partial")
     count = slots_of(env)

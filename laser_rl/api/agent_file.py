@@ -45,8 +45,7 @@ class AgentFile:
             self._file, self._about, self._names = file, file.metadata() or {}, list(file.keys())
         except _UNREADABLE as error:
             raise self._refused(error) from None
-        if self._about.get("format") != AGENT_FORMAT:
-            found = self._about.get("format")
+        if (found := self._about.get("format")) != AGENT_FORMAT:
             raise ConfigError(f"{path} has format {found}, expected {AGENT_FORMAT}; please upgrade laser-rl")
         self.parts = [name for name in self._names if name.startswith("run/")]  # empty: learning cannot go on from it
 

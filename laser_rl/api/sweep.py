@@ -50,9 +50,8 @@ class SweepResult(Result):
         rows = []
         for one in self.members:
             counts = {"steps": one.steps, "updates": one.updates, "return_mean": one.return_mean}
-            played = (
-                () if one.evaluation is None else (one.evaluation.score, one.evaluation.iqm, *one.evaluation.score_ci95)
-            )
+            last = one.evaluation
+            played = () if last is None else (last.score, last.iqm, *last.score_ci95)
             names = ("evaluation_mean", "evaluation_iqm", "evaluation_ci95_low", "evaluation_ci95_high")
             rows.append({"member": one.number, **one.settings, **counts, **dict(zip_longest(names, played))})
         return pd.DataFrame(rows)

@@ -36,8 +36,7 @@ COMMANDS = {
     "doctor": ("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
     "report": ("cli.show", "Report", "write a report of runs and sweeps, alone or side by side"),
     "dashboard": ("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),
-    "compare": ("cli.show", "Compare", "Atari runs beside the paper's scores of LASER and Rainbow, game by game"),
-    "experiment": ("cli.experiment", "experiment_command", "the paper's figures and tables, with verdicts"),
+    "experiment": ("research.run_experiments", "experiment_command", "the paper's figures and tables, with verdicts"),
 }
 
 
@@ -50,10 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _main(arguments)
         finally:
             print(end="", flush=True)  # what is still buffered fails here, and not while Python ends
-    except (
-        BrokenPipeError,
-        SystemExit,
-    ) as error:  # rich exits, after it has put /dev/null in the place of a closed pipe
+    except (BrokenPipeError, SystemExit) as error:
+        # Rich exits, after it has put /dev/null in the place of a closed pipe.
         if not (_nobody_reads() if isinstance(error, BrokenPipeError) else _output() != before):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

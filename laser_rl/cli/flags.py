@@ -31,12 +31,9 @@ _KINDS = ("log_uniform", "uniform", "choice")
 class Typed:
     """What was typed after a command."""
 
-    own: list[str] = field(default_factory=list)
-    """The command's own flags, with their values."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Values by full name."""
-    alone: list[str] = field(default_factory=list)
-    """Words that are no flag and no flag's value."""
+    own: list[str] = field(default_factory=list)  # the command's own flags, with their values
+    settings: dict[str, Any] = field(default_factory=dict)  # values by full name
+    alone: list[str] = field(default_factory=list)  # words that are no flag and no flag's value
 
     def take(self, command: str, default: Asked) -> Asked:
         """The command's own flags, over `default`."""
@@ -63,10 +60,7 @@ class Typed:
 def typed(arguments: Sequence[str], command: type, *, fixed: str = "") -> Typed:
     """Tell a command's own flags from settings: by full name, by last name where only one setting has it, or by a short name.
 
-    Args:
-        arguments: as they were typed.
-        command: the class of the command's own flags.
-        fixed: why settings that are no flag of the command's own cannot be given; empty: they can.
+    `command` is the class of its own flags. `fixed` says why settings that are none of these cannot be given; empty: they can.
     """
     trust.pass_in(*arguments, *(word.partition("=")[2] for word in arguments))
     own = get_type_hints(command)

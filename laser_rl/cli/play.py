@@ -16,17 +16,23 @@ from laser_rl.training.filming import chosen_task, film
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Play whole episodes with the newest checkpoint of a run, or of a sweep's member."""
+class _Play:
+    """Who plays, and how."""
 
     run_dir: tyro.conf.Positional[Path]
     member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
     """Of a sweep: a member's number, or the best by its last evaluation, which is also meant if nothing is said."""
-    episodes: int = 100
-    """Of all tasks together, where the run learned several: rounded up so that each is played as often."""
     deterministic: bool = False
     """The most probable action instead of a sampled one."""
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluate(_Play):
+    """Play whole episodes with the newest checkpoint of a run, or of a sweep's member."""
+
+    episodes: int = 100
+    """Of all tasks together, where the run learned several: rounded up so that each is played as often."""
     json: bool = False
     """Print everything, each return included, as JSON."""
 
@@ -71,19 +77,13 @@ def _task_lines(result: EvalResult) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Enjoy:
+class Enjoy(_Play):
     """Make a video of one episode."""
 
-    run_dir: tyro.conf.Positional[Path]
-    member: Annotated[str | None, tyro.conf.arg(metavar="best|N")] = None
-    """Of a sweep: a member's number, or the best by its last evaluation, which is also meant if nothing is said."""
     task: str | None = None
     """Which one, where the run learned several; the first if left out."""
     video: Path | None = None
     """Where it goes, .mp4 or .gif; RUN_DIR/videos/step-N-seed-S.mp4 if left out (of a sweep member-M-step-…, of a task TASK-step-…)."""
-    deterministic: bool = False
-    """The most probable action instead of a sampled one."""
-    seed: int = 0
     max_steps: int = 10_000
 
     def __call__(self) -> int:

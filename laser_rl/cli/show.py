@@ -1,4 +1,4 @@
-"""`laser config`, `laser report`, `laser compare`: to look at things without changing them."""
+"""`laser config`, `laser report`: to look at things without changing them."""
 
 import json
 from dataclasses import dataclass
@@ -11,12 +11,9 @@ import yaml
 from laser_rl.cli.flags import begin, typed
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
-from laser_rl.research.paper import compared, show
 from laser_rl.training.files import read_sweep
 from laser_rl.training.settings import SweepConfig
 from laser_rl.view.report import report
-
-RunDirs = tyro.conf.Positional[tuple[Path, ...]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ def config_command(arguments: list[str]) -> int:
 class Report:
     """Write a report, one HTML file: of a run, of a sweep, or of several of them side by side. Reads only, also while they go on."""
 
-    run_dirs: RunDirs
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
     """Directories of runs or sweeps."""
     out: Path | None = None
     """The HTML file; by default report.html in the directory or, of several, where you are."""
@@ -59,28 +56,4 @@ class Report:
         if self.out is not None and (self.out.is_dir() or self.out.suffix not in {".html", ".htm"}):
             raise ConfigError(f"--out names the HTML file, expected something like report.html, got {self.out}")
         print(report(*self.run_dirs, out=self.out))
-        return 0
-
-
-@dataclass(frozen=True)
-class Compare:
-    """Atari runs and sweeps beside LASER and Rainbow, game by game. Reads only, so it may be asked while they go on.
-
-    A score is the mean return of the last 100 episodes in training, as in the paper's table; of a sweep, that of its best member. Medians
-    are over the games that were run, of your runs as of the paper's agents.
-    """
-
-    run_dirs: RunDirs
-    """Directories of runs or sweeps, each on one game."""
-    frames: int | None = None
-    """How the runs stood after so many frames, e.g. 50M; a step is four."""
-    json: bool = False
-    """Everything as JSON, medians included."""
-
-    def __call__(self) -> int:
-        found = compared(self.run_dirs, self.frames)
-        if self.json:
-            print(json.dumps(json.loads(json.dumps(found), parse_constant=lambda _: None), indent=2))  # null, not NaN
-        else:
-            show(found)
         return 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from laser_rl.envs.records import Environments, EnvironmentSpec, Rows
 from laser_rl.envs.scores import TaskScores, references_of
@@ -16,6 +17,7 @@ from laser_rl.types import Episode
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 _LARGE = 10  # from here on one decimal is enough to print
+_LEVEL, _BATCH = 0.95, 100  # of bootstrap intervals: how sure they are, and resamples at a time
 MAX_EPISODE_STEPS = 1_000_000  # ten hours of Atari; nothing that ends takes longer
 
 
@@ -123,9 +125,7 @@ class EvalResult:
 
 def evaluation_of(fields: Mapping[str, Any]) -> EvalResult:
     """A result from its fields as JSON keeps them."""
-    pairs = {name: tuple(fields[name]) for name in ("ci95", "tasks_ci95") if fields.get(name) is not None}
-    tasks = tuple(TaskResult(**task) for task in fields.get("tasks", ()))
-    return EvalResult(**{**fields, **pairs, "returns": tuple(fields["returns"]), "tasks": tasks})
+    return TypeAdapter(EvalResult).validate_python(fields)
 
 
 def summarise(returns: Sequence[float], *, lengths: Sequence[int] | None = None, seed: int = 0) -> EvalResult:
@@ -184,24 +184,18 @@ def interquartile_mean(values: Floats) -> Floats:
 
 
 def bootstrap_interval(
-    samples: Sequence[Floats],
-    statistic: Callable[..., Floats],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    batch: int = 100,
-    seed: int = 0,
+    samples: Sequence[Floats], statistic: Callable[..., Floats], *, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of a statistic.
+    """The percentile bootstrap interval of a statistic, of 95 %.
 
     Each sample [n, ...] is resampled on its own, and so is each column of a table [runs, tasks]: then the bootstrap is stratified by
     task. `statistic` gets resampled samples [batch, n, ...] and returns [batch]; batches bound the memory.
     """
     generator, found = np.random.default_rng(seed), []
-    for done in range(0, resamples, batch):
-        count = min(batch, resamples - done)
+    for done in range(0, resamples, _BATCH):
+        count = min(_BATCH, resamples - done)
         indices = [generator.integers(0, len(sample), (count, *sample.shape)) for sample in samples]
         drawn = [np.take_along_axis(sample[None], one, axis=1) for sample, one in zip(samples, indices, strict=True)]
         found.append(statistic(*drawn))
-    low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(np.concatenate(found), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(low), float(high)

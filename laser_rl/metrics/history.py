@@ -1,7 +1,7 @@
 """What readers need of a log, kept while rows come in: tables of numbers, the newest rows, events, counts of faults.
 
-`laser status`, `report`, `compare` and `dashboard` read a log through this: it grows with the number of members, not of rows. A log may be
-forged, so the number of members, tables and names is bounded.
+`laser status`, `report` and `dashboard` read a log through this: it grows with the number of members, not of rows. A log may be forged,
+so the number of members, tables and names is bounded.
 """
 
 import math
@@ -21,10 +21,16 @@ from laser_rl.metrics.rows import Kind, Row
 
 Array = NDArray[np.float64]
 BUCKETS = 2000
-_COUNTERS = (
-    "skipped_updates", "rollbacks", "environment_restarts", "environment_timeouts", "environment_errors", "environment_dropped_episodes",
-    "environment_lost_episodes",
-)  # fmt: skip
+# Counters of training rows: what they are called in a tile, and what a notice says of them.
+FAULTS = {
+    "skipped_updates": ("updates skipped", "updates were skipped, because their gradient was not finite"),
+    "rollbacks": ("rolled back", "times the parameters were rolled back to the last ones that learned"),
+    "environment_restarts": ("workers replaced", "environment workers were replaced"),
+    "environment_timeouts": ("time-outs", "times an environment did not answer in time"),
+    "environment_errors": ("errors of environments", "times an environment raised an error"),
+    "environment_dropped_episodes": ("episodes dropped", "episodes dropped: a bad value or a broken worker"),
+    "environment_lost_episodes": ("episodes lost", "open episodes could not be rebuilt when the run was resumed"),
+}
 # What charts show, by kind of row. Everything else in a row is dropped: 40 numbers of a million rows are what would fill the memory.
 _SHOWN: dict[str, re.Pattern[str]] = {
     "train": re.compile(
@@ -219,7 +225,7 @@ class History:
         values = {name: _column(rows, name) for name in shown if name not in too_many}
         table.append(_column(rows, "step"), _column(rows, "update"), _column(rows, "time"), values)
         if kind == "train":
-            for name in _COUNTERS:
+            for name in FAULTS:
                 if name in seen:
                     self._count(member, name, _column(rows, name))
 

@@ -193,8 +193,7 @@ class Tail:
         self._path = Path(path)
         self._file: tuple[int, int] | None = None
         self.offset = 0
-        self.size = 0
-        """Of the file when it was last looked at: `offset / size` is how much of it is known."""
+        self.size = 0  # of the file when it was last looked at: `offset / size` is how much of it is known
 
     def restarted(self) -> bool:
         """Look at the file; true, once, if what was read before is not what is there now (`--fresh`)."""

@@ -159,7 +159,8 @@ class Tracking:
     def __init__(self, tracker: str, runs: Mapping[int, TrackedRun], folder: Path | None = None) -> None:
         self.tracker, self.dropped, self._about = tracker, 0, runs
         self._book = None if folder is None else book_path(folder, tracker)
-        self._ids = _ids_in(self._book)
+        ids = {} if self._book is None else read_json(self._book).get("ids")
+        self._ids: dict[str, str] = dict(ids) if isinstance(ids, dict) else {}
         self._runs: dict[int, _Run] = {}
         # Of a row: member, step, time and numbers. None wakes the thread.
         self._queue: queue.Queue[tuple[int, int, float, dict[str, float]] | None] = queue.Queue(_MOST_WAITING)
@@ -281,8 +282,3 @@ def book_path(folder: Path, tracker: str) -> Path:
 def tracked(folder: Path) -> tuple[str, ...]:
     """The trackers that a run directory's run was started with."""
     return tuple(tracker for tracker in _TRACKERS if book_path(folder, tracker).exists())
-
-
-def _ids_in(book: Path | None) -> dict[str, str]:
-    ids = {} if book is None else read_json(book).get("ids")
-    return {str(key): str(value) for key, value in ids.items()} if isinstance(ids, dict) else {}

@@ -4,19 +4,17 @@ A film `step-….mp4` shows one episode. The JSON file of the same name has its 
 """
 
 import contextlib
-import re
 import stat
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from laser_rl.disk import open_below, read_json
+from laser_rl.disk import is_temporary, open_below, read_json
 
 FOLDER = "videos"
 BY_TRAINING, BY_ENJOY = "training", "enjoy"  # who made a film; only the first kind is ever removed
 _MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif", ".png": "image/png"}
-_UNFINISHED = re.compile(r"\..+\.(\d{1,10})-[0-9a-f]{8}\.tmp")  # see `disk.temporary_beside`
 _MOST_TEXT = 200
 _LARGEST = 2**53
 
@@ -48,9 +46,7 @@ def facts_path(video: Path) -> Path:
 def films(run_dir: str | Path, *, elsewhere: bool = False) -> list[Film]:
     """All films of a run, the newest first: plain files only, no links, so that nothing outside of its directory is ever shown.
 
-    Args:
-        run_dir: of a run.
-        elsewhere: look into `videos` also if it is itself a link. For a process that makes films, never for one that shows them.
+    `elsewhere`: look into `videos` also if it is itself a link. For a process that makes films, never for one that shows them.
     """
     found, folder = [], Path(run_dir) / FOLDER
     if folder.is_symlink() and not elsewhere:
@@ -80,8 +76,7 @@ def best(found: Sequence[Film]) -> Film | None:
 
 def filmed_until(run_dir: str | Path, step: int) -> int:
     """The last step up to `step` that training has filmed; 0 if none. Later films show steps that a resumed run repeats."""
-    made = [one.step for one in _by_training(run_dir) if one.step is not None]
-    return max((one for one in made if one <= step), default=0)
+    return max((one.step for one in _by_training(run_dir) if one.step is not None and one.step <= step), default=0)
 
 
 def prune(run_dir: str | Path, keep: int) -> None:
@@ -98,8 +93,8 @@ def remove_unfinished(run_dir: str | Path) -> None:
     """Remove what writers that are dead left half written; a living one's files stay."""
     folder = Path(run_dir) / FOLDER
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = _UNFINISHED.fullmatch(path.name)
-        if match and not Path("/proc", match[1]).exists():
+        writer = path.name.rpartition("-")[0].rpartition(".")[2]
+        if is_temporary(path.name) and not Path("/proc", writer).exists():
             path.unlink(missing_ok=True)
 
 

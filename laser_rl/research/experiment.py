@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple, get_args
 
 import yaml
+from pydantic.dataclasses import dataclass as validated_dataclass
 
 from laser_rl import recipes
 from laser_rl.config import full_name, override
@@ -46,7 +47,7 @@ class ExperimentTask:
     returns: Reference  # of random actions, a score of 0, and of the best possible play or of a person, a score of 1
 
 
-@dataclass(frozen=True)
+@validated_dataclass(frozen=True)
 class Variant:
     """One way to learn a task: how it differs from one replay for all members with a trust region."""
 
@@ -94,7 +95,7 @@ def changed(sweep: SweepConfig, settings: Mapping[str, Any]) -> SweepConfig:
     return sweep.model_copy(update={"base": override(sweep.base, dict(settings))})
 
 
-@dataclass(frozen=True)
+@validated_dataclass(frozen=True)
 class Claim:
     """That the mean score of the variant `better` is above that of `worse` by more than `margin`.
 
@@ -109,7 +110,7 @@ class Claim:
     statistic: Statistic = "whole run"
 
 
-@dataclass(frozen=True)
+@validated_dataclass(frozen=True)
 class Experiment:
     """One figure or table."""
 
@@ -171,16 +172,7 @@ def data_file(name: str) -> str:
     return resources.files("laser_rl.research").joinpath("data", name).read_text(encoding="utf-8")
 
 
-EXPERIMENTS = {
-    one["name"]: Experiment(
-        **one
-        | {
-            "variants": [Variant(**variant) for variant in one["variants"]],
-            "claims": [Claim(**claim) for claim in one["claims"]],
-        }
-    )
-    for one in yaml.safe_load(data_file("experiments.yaml"))["experiments"]
-}
+EXPERIMENTS = {one["name"]: Experiment(**one) for one in yaml.safe_load(data_file("experiments.yaml"))["experiments"]}
 
 
 def experiment_of(name: str) -> Experiment:

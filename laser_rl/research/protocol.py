@@ -10,7 +10,6 @@ The order of 3 and 4 matters: the median of each task's best member is a score t
 Arrays are [members, tasks, buckets].
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics.rows import episodes_in
 
 ATARI_BUCKET_FRAMES, DMLAB_BUCKET_FRAMES = 1_000_000, 10_000_000
-LAST_EPISODES = 100  # of which the scores in the paper's table are the mean
 
 
 class Episodes(NamedTuple):
@@ -87,24 +85,6 @@ def agent_curve(scores: ArrayLike) -> Floats:
     return np.asarray(np.median(carried(scores), axis=-2))
 
 
-def sweep_curve(scores: ArrayLike) -> Floats:
-    """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member."""
-    return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
-
-
-def last_episodes(episodes: Episodes, *, count: int = LAST_EPISODES) -> float:
-    """The score of the paper's table: mean return of the last `count` episodes. NaN without episodes.
-
-    Where rows are of several episodes, the mean is over the fewest last rows that hold so many.
-    """
-    _, returns, weights = episodes
-    if not returns.size:
-        return math.nan
-    after = np.cumsum(weights[::-1])[::-1] - weights  # episodes after each row
-    last = after < count
-    return float(np.average(returns[last], weights=weights[last]))
-
-
 def curve_lines(
     rows: Iterable[Mapping[str, Any]], *, members: int, steps: int, bucket_steps: int, tasks: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
@@ -129,7 +109,7 @@ def curve_lines(
     value = carried([_values(mine, member, steps, bucket_steps, tasks) for member, mine in enumerate(own)])
     update, lines = carried(update), []
     for bucket in range(count):
-        found = known(value[:, bucket])
+        found = value[:, bucket][~np.isnan(value[:, bucket])]
         shares = [np.mean(accepted[member, bucket]) for member in range(members) if (member, bucket) in accepted]
         lines.append({
             "step": min(bucket_steps * (bucket + 1), steps),
@@ -153,10 +133,6 @@ def _values(
         within = episodes._replace(frames=np.minimum(episodes.frames, steps))
         means.append(bucketed(within, bucket_frames=bucket_steps, total_frames=steps))
     return agent_curve(normalised(means, references_of(tuple(tasks)))) if tasks else means[0]
-
-
-def known(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
 
 
 def _cell(values: Floats, made: Callable[[Floats], Any] = np.mean) -> str:

@@ -1,4 +1,4 @@
-"""What `laser experiment` does: list the experiments, run some of them to their verdicts, report on their folders again.
+"""`laser experiment` and what it does: list the experiments, run some of them to their verdicts, report on their folders again.
 
 What is done already is not done again, and the table is the same however often it was interrupted.
 
@@ -12,10 +12,13 @@ import json
 import logging
 import multiprocessing
 import os
+import shlex
 import signal
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -31,10 +34,10 @@ from laser_rl.api.sweep import require_memory
 from laser_rl.disk import make_folder, write_bytes, write_json
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.worker import die_with
-from laser_rl.errors import ConfigError, UserError
-from laser_rl.metrics.log import read
+from laser_rl.errors import ConfigError, UserError, require_modules
+from laser_rl.metrics.log import MetricsLog, read
 from laser_rl.metrics.machine import machine
-from laser_rl.metrics.rows import Kind, Row, Value
+from laser_rl.metrics.rows import Row
 from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, experiment_of, planned, suite_of
 from laser_rl.research.pages import ABOUT, CURVES, TIMES, About, report, table, verdict_table, write_index
 from laser_rl.research.protocol import curve_lines
@@ -69,6 +72,29 @@ class Plan:
     """Where the numbers of single runs are kept; left out: OUT/parts."""
     smoke: bool = False
     """So short that nothing is learned, two tasks, two seeds: to see that everything works."""
+
+
+def experiment_command(arguments: list[str]) -> int:
+    """The command `laser experiment`."""
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("list", [])
+    if command in {"-h", "--help"}:
+        print("usage: laser experiment {list,run,report} [OPTIONS]\n\nlaser experiment run --help explains one")
+        return 0
+    if command in {*EXPERIMENTS, "all"}:  # `laser experiment sharing` is short for `laser experiment run sharing`
+        command, rest = "run", arguments
+    commands: dict[str, Callable[..., Plan | str | None]] = {"list": listing, "run": Plan, "report": show_reports}
+    if command not in commands:
+        raise ConfigError(f"laser experiment {command}: expected {', '.join(commands)}, or an experiment's name")
+    if command != "list":  # before hours of runs that could not be judged
+        require_modules("laser experiment", "experiments", "matplotlib", "scipy")
+    found = tyro.cli(commands[command], prog=f"laser experiment {command}", args=rest)
+    if isinstance(found, Plan):
+        if not found.names:
+            raise ConfigError("run which experiment? 'laser experiment list' shows them")
+        run_experiments(found, shlex.join(["laser", "experiment", "run", *rest]))
+    elif found is not None:
+        print(found)
+    return 0
 
 
 def run_experiments(plan: Plan, command: str) -> None:
@@ -200,7 +226,7 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
     """Run a sweep to its end, in one thread or, with a directory, as `laser sweep` does; returns a line a bucket."""
     torch.set_num_threads(1)
     require_memory(sweep)
-    rows = _in_memory(sweep) if directory is None else _in_directory(sweep, directory)
+    rows = _in_one_thread(sweep) if directory is None else _in_directory(sweep, directory)
     tasks = tuple(tasks_of(sweep.base.environment.id))
     return curve_lines(
         rows,
@@ -211,39 +237,18 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
     )
 
 
-class RowRecorder:
-    """A sink that keeps the rows that `curve_lines` reads, without the values that it does not."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
-        if kind in {"episode", "train"}:
-            names = {"member", "return", "episodes", "task", "acceptance"} & values.keys()
-            self.rows.append({"kind": kind, "step": step, "update": update, **{name: values[name] for name in names}})
-
-    def flush(self) -> None: ...
-
-    close = flush
-
-
-def _in_memory(sweep: SweepConfig) -> Sequence[Row]:
-    recorder = RowRecorder()
-    trainer = prepare(sweep, sinks=[recorder])
-    try:
-        act_and_learn(trainer)
-        trainer.report()
-    finally:
-        trainer.group.close()
-    return recorder.rows
+def _in_one_thread(sweep: SweepConfig) -> Sequence[Row]:
+    with tempfile.TemporaryDirectory(prefix="laser-experiment-") as folder, closing(MetricsLog(folder)) as log:
+        trainer = prepare(sweep, sinks=[log])
+        with closing(trainer.group):
+            act_and_learn(trainer)
+            trainer.report()
+        return read(folder, ("episode", "train"))
 
 
 def _in_directory(sweep: SweepConfig, path: Path) -> Sequence[Row]:
-    directory = RunDirectory(path, sweep)
-    try:
+    with closing(RunDirectory(path, sweep)) as directory:
         end = train(sweep, directory, sinks=[directory.log])
-    finally:
-        directory.close()
     if end.interrupted is not None:
         raise KeyboardInterrupt(end.interrupted)  # not an error of this run: the others must not go on either
     return read(path, ("episode", "train"))

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from laser_rl.evaluation.statistics import Floats, bootstrap_interval, interquartile_mean
+from laser_rl.metrics.rows import mean as mean_of
 from laser_rl.research.experiment import STATISTICS, Claim, Experiment, ExperimentTask, Statistic
-from laser_rl.research.protocol import known
 
 ALL = "all tasks"
 _DIGITS = 9
@@ -151,11 +151,7 @@ def results_of(lines: Iterable[Mapping[str, str]]) -> Results:
 def statistics_of(mean: Floats, best: Floats) -> Values:
     """Of one run's curves, those of the mean and of the best member by bucket."""
     last = max(1, round(END_SHARE * len(mean)))
-    return {"whole run": _known_mean(mean), "end": _known_mean(mean[-last:]), "best": _known_mean(best[-last:])}
-
-
-def _known_mean(values: Floats) -> float:
-    return float(known(values).mean()) if known(values).size else math.nan
+    return {"whole run": mean_of(mean), "end": mean_of(mean[-last:]), "best": mean_of(best[-last:])}
 
 
 def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Results) -> list[Judged]:

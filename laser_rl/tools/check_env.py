@@ -56,7 +56,7 @@ STAGES = {
 # Of one Python environment, not of those that step many slots at once, and only where nothing is known to be wrong.
 WHERE_GOOD = ("resume", "gymnasium")
 PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPING: "step"}
-FOREIGN = (str(Path(gymnasium.__file__).parent), str(Path(__file__).parents[1]), "<frozen importlib")
+FOREIGN = (str(Path(gymnasium.__file__).parent), str(Path(__file__).parents[1]), "<frozen importlib", "<string>")
 ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
 SLOW = 100.0  # steps a second
 OWN_GENERATOR = "draw from self.np_random only, and begin reset with super().reset(seed=seed)"

@@ -20,9 +20,7 @@ from typing import IO, Any
 from laser_rl.envs.records import EnvironmentSpec, read_spec
 from laser_rl.envs.worker import die_with, end_group, fate_of, start_python
 from laser_rl.errors import EnvironmentRefused, UserError
-from laser_rl.tools.check_env import CHECKS, Bench, Finding, Order, error_finding, place_of
-
-FOREIGN = ("/laser_rl/", "/gymnasium/", "<string>")
+from laser_rl.tools.check_env import CHECKS, FOREIGN, Bench, Finding, Order, error_finding, place_of
 
 
 @dataclass

@@ -180,6 +180,4 @@ def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:
         yield Probe("GPU", "good", "; ".join(seen["devices"]))
         computed = seen.get("matmul", seen.get("why", "not tried"))
         todo = "the card does not compute: look at nvidia-smi and dmesg, and start the machine anew"
-        yield (
-            Probe("GPU matmul", "good", computed) if computed == "works" else Probe("GPU matmul", "bad", computed, todo)
-        )
+        yield graded("GPU matmul", computed == "works", 1, 1, computed, todo)

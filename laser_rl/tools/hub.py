@@ -18,7 +18,7 @@ from laser_rl.checkpoint import CHECKPOINTS, manifest
 from laser_rl.errors import ConfigError, require_modules, shortened
 from laser_rl.metrics import read
 from laser_rl.networks.build import TorsoSource
-from laser_rl.tools.source import Source
+from laser_rl.tools.source import Source, require_new
 from laser_rl.training.build import EnvironmentSource
 from laser_rl.training.files import CONFIG, SWEEP, is_sweep
 from laser_rl.trust import PROMISE
@@ -32,10 +32,7 @@ _FILES = f"""- `{AGENT}`: network and settings, for `LASER.load`
 
 def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
     """Everything that would be uploaded, in a new or empty folder; returns its files. The model card tells people to load `repo_id`."""
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} is there already and not empty, expected a new folder; remove it or choose another"
-        )
+    require_new(folder)
     run_dir, name = source.run_dir, SWEEP if is_sweep(source.run_dir) else CONFIG
     target = folder / CHECKPOINTS / source.checkpoint.name
     target.mkdir(parents=True)
@@ -118,21 +115,16 @@ def load_from_hub(
         trust_code: the code that the file names (`module:callable`) may be imported and called.
     """
     given: object = repo
-    if not isinstance(given, str | Path) or not str(given):
-        raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder, got {shortened(repo)}")
-    path = Path(repo) / AGENT
-    if Path(repo).is_dir():
+    if isinstance(given, str | Path) and str(given) and Path(given).is_dir():
+        path = Path(given) / AGENT
         if not path.is_file():
             raise ConfigError(f"{repo} holds no {AGENT}, expected a folder of 'laser push --dry-run'; choose another")
-    elif isinstance(repo, Path) or not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
-        raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder that is there, got {shortened(str(repo))}")
-    else:
-        api, todo = (
-            hub_api(),
-            "check its name (OWNER/NAME), your login ('hf auth login') and the network, then try again",
-        )
-        with _asked(f"gave no {AGENT} of {repo}", todo):
+    elif isinstance(given, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", given):
+        api = hub_api()
+        with _asked(f"gave no {AGENT} of {repo}"):
             path = Path(api.hf_hub_download(repo, AGENT, revision=revision))
+    else:
+        raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder that is there, got {shortened(str(given))}")
     return LASER.load(path, env, net=net, device=device, trust_code=trust_code)
 
 
@@ -146,18 +138,20 @@ def hub_api() -> Any:
 
 def upload(api: Any, folder: Path, repo_id: str, *, public: bool, message: str) -> str:
     """Send a folder of `write_folder`; returns the address. What the Hub refuses is said in one line."""
-    todo = "check its name (OWNER/NAME), your login ('hf auth login', or HF_TOKEN), your rights there and the network, then try again"
-    with _asked(f"refused {repo_id}", todo):
+    with _asked(f"refused {repo_id}"):
         address = api.create_repo(repo_id, repo_type="model", private=not public, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=str(folder), repo_type="model", commit_message=message)
     return str(address)
 
 
 @contextlib.contextmanager
-def _asked(what: str, todo: str) -> Iterator[None]:
+def _asked(what: str) -> Iterator[None]:
     """Whatever the Hub's client raises is a ConfigError with its first sentence."""
     try:
         yield
     except Exception as error:
         said = (str(error).strip() or "no reason given").splitlines()[0].split(". ")[0][:200]
-        raise ConfigError(f"the Hugging Face Hub {what} ({type(error).__name__}: {said}); {todo}") from error
+        raise ConfigError(
+            f"the Hugging Face Hub {what} ({type(error).__name__}: {said}); check its name (OWNER/NAME), your login ('hf auth login', or "
+            "HF_TOKEN), your rights there and the network, then try again"
+        ) from error

@@ -44,6 +44,11 @@ def starts_in(action: ActionSpec) -> tuple[int, ...]:
     return () if isinstance(action, BoxActions) else action.starts
 
 
+def require_new(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already and not empty, expected a new folder; choose another")
+
+
 def copy_run(run_dir: Path, folder: Path, replay_steps: int) -> tuple[int, int]:
     """A run directory with the newest checkpoint and the newest segments of each replay, which hold `replay_steps` or a little more.
 
@@ -51,10 +56,7 @@ def copy_run(run_dir: Path, folder: Path, replay_steps: int) -> tuple[int, int]:
     steps of replay that it holds and the bytes of all files.
     """
     unroll_steps, loaded = read_sweep(run_dir).base.loss.unroll_steps, newest(run_dir, replay="whole")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} is there already, expected no such directory or an empty one; choose another --run"
-        )
+    require_new(folder)
     segments: list[SegmentEntry] = []
     replays = [dict(ids) for ids in loaded.state["replays"]]
     for store, ids in enumerate(replays):

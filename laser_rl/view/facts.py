@@ -9,22 +9,13 @@ import numpy as np
 from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.evaluation.statistics import bootstrap_interval
 from laser_rl.metrics import display
+from laser_rl.metrics.history import FAULTS
 from laser_rl.metrics.rows import Row, episodes_in
 from laser_rl.metrics.standing import MemberStanding
 from laser_rl.metrics.videos import Film
 from laser_rl.view.panels import Data, cell
 from laser_rl.view.runs import SILENT_S, Subject
 
-# Counters of training rows: what they are called in a tile, and what a notice says of them.
-FAULTS = {
-    "skipped_updates": ("updates skipped", "updates were skipped, because their gradient was not finite"),
-    "rollbacks": ("rolled back", "times the parameters were rolled back to the last ones that learned"),
-    "environment_restarts": ("workers replaced", "environment workers were replaced"),
-    "environment_timeouts": ("time-outs", "times an environment did not answer in time"),
-    "environment_errors": ("errors of environments", "times an environment raised an error"),
-    "environment_dropped_episodes": ("episodes dropped", "episodes dropped: a bad value or a broken worker"),
-    "environment_lost_episodes": ("episodes lost", "open episodes could not be rebuilt when the run was resumed"),
-}
 _MOST_EVENTS, _MOST_SESSIONS, _MOST_TEXT, _MOST_NAMED = 50, 20, 500, 12
 _WINDOW = 100
 _SHOWN = ("steps_per_second", "updates_per_second", "learner_wait", "memory_bytes")  # of the newest training rows

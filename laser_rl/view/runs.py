@@ -135,9 +135,8 @@ class Viewed:
         self.number = number
         self.lock = threading.Lock()  # held while rows go in and while a panel is made of them
         self.version = 0  # grows whenever there is something new to show
-        self.cache: dict[
-            object, tuple[int, float, bytes]
-        ] = {}  # answers of the server: of which version, good until when
+        # Answers of the server: of which version, good until when.
+        self.cache: dict[object, tuple[int, float, bytes]] = {}
 
 
 class ViewedRun(Viewed):

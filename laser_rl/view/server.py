@@ -52,26 +52,26 @@ class _OpenFile(FileResponse):
             await super().__call__(scope, receive, send)
 
 
-def live_summary(run: ViewedRun) -> Data:
-    return {**summary(run.subject(), known=run.known), "run": run.number, "state": run.state}
+def live_summary(run: ViewedRun | ViewedComparison) -> Data:
+    if isinstance(run, ViewedRun):
+        return {**summary(run.subject(), known=run.known), "run": run.number, "state": run.state}
+    with run.subjects() as subjects:
+        known = min((one.known for one in run.runs), default=1.0)
+        return {**overview(subjects), "run": run.number, "known": round(known, 3)}
 
 
 def live_details(run: ViewedRun) -> Data:
     return details(run.subject(), run.videos())
 
 
-def _live_overview(compared: ViewedComparison) -> Data:
-    with compared.subjects() as subjects:
-        known = min((run.known for run in compared.runs), default=1.0)
-        return {**overview(subjects), "run": compared.number, "known": round(known, 3)}
-
-
-def _compared_panel(compared: ViewedComparison, name: str, asked: Asked) -> Data:
-    with compared.subjects() as subjects:
-        panels = comparison(subjects)
-        if name not in panels:
-            raise HTTPException(404)
-        return panels[name][1](asked)
+def _live_panel(run: ViewedRun | ViewedComparison, name: str, asked: Asked) -> Data:
+    if isinstance(run, ViewedRun) and name in PANELS:
+        return PANELS[name](run.subject(), asked)
+    if isinstance(run, ViewedComparison):
+        with run.subjects() as subjects:
+            if panel := comparison(subjects).get(name):
+                return panel[1](asked)
+    raise HTTPException(404)
 
 
 class _Pages:
@@ -98,9 +98,7 @@ class _Pages:
         return JSONResponse(listed)
 
     async def _summary(self, request: Request) -> Response:
-        if compared := self._comparison(request):
-            return await self._answer(compared, "summary", _live_overview)
-        return await self._answer(self._run(request), "summary", live_summary)
+        return await self._answer(self._chosen(request), "summary", live_summary)
 
     async def _details(self, request: Request) -> Response:
         return await self._answer(self._run(request), "details", live_details)
@@ -110,12 +108,7 @@ class _Pages:
         learner = query.get("learner", "all")
         number = int(learner) if learner.isascii() and learner.isdecimal() and len(learner) < 4 else -1  # noqa: PLR2004
         asked = Asked("time" if query.get("x") == "time" else "step", number if name == "trust" else -1)
-        if compared := self._comparison(request):
-            return await self._answer(compared, (name, asked), lambda run: _compared_panel(run, name, asked))
-        run = self._run(request)
-        if name not in PANELS:
-            raise HTTPException(404)
-        return await self._answer(run, (name, asked), lambda run: PANELS[name](run.subject(), asked))
+        return await self._answer(self._chosen(request), (name, asked), lambda run: _live_panel(run, name, asked))
 
     def _video(self, request: Request) -> Response:
         for one in self._run(request).videos():
@@ -135,11 +128,11 @@ class _Pages:
             Route("/api/runs/{run:int}/videos/{video}", self._video),
         ]
 
-    def _comparison(self, request: Request) -> ViewedComparison | None:
-        """What is asked for by the number that no run has."""
+    def _chosen(self, request: Request) -> ViewedRun | ViewedComparison:
+        """A run, or all of them side by side by the number that no run has."""
         every = self._viewed.every()
         if request.path_params["run"] != self._compared.number or len(every) < 2:  # noqa: PLR2004 - a comparison needs two
-            return None
+            return self._run(request)
         self._compared.look(every)
         return self._compared
 
@@ -207,7 +200,7 @@ def serve(places: Sequence[Path], listening: socket.socket, access: Access) -> i
 def listening_socket(port: int) -> socket.socket:
     """On this machine only."""
     try:
-        if port not in range(1 << 16):
+        if port not in range(1 << 16):  # `create_server` would leave its socket open
             raise OSError("there is no such port")  # noqa: TRY301 - told like any other
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:

@@ -16,6 +16,7 @@ from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.records import DiscreteActions, ObservationSpec, seed_of
 from laser_rl.envs.scores import SUITES
 from laser_rl.errors import EnvironmentRefused
+from tests import references
 from tests.envs import standin_lab
 from tests.envs.samples import words_in
 
@@ -355,3 +356,12 @@ def test_the_documents_have_the_same_levels_and_actions():
     with (DOCUMENTS / "dmlab-actions.csv").open(newline="") as file:
         found = [(int(count), int(index), *map(int, sent)) for count, index, _, *sent in list(csv.reader(file))[1:]]
     assert found == [(count, index, *action) for count in (9, 15) for index, action in enumerate(ACTIONS[count])]
+
+
+def test_the_levels_of_dmlab_have_the_scores_of_the_table():
+    with (Path(references.__file__).parent / "dmlab30_scores.csv").open(newline="") as file:
+        table = {line["game"]: (float(line["random"]), float(line["human"])) for line in csv.DictReader(file)}
+    assert {
+        level.id.removeprefix("dmlab/").replace("_train", "_test"): (level.random, level.best)
+        for level in SUITES["dmlab-30"]
+    } == table

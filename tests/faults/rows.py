@@ -150,7 +150,7 @@ ROWS: dict[int, Row] = {
     ),
     33: Row(
         "logs of a week: 60 GB of rows",
-        "episode rows are thinned, in TensorBoard too; status, report, verify and compare stay below 300 MB",
+        "episode rows are thinned, in TensorBoard too; status, report and verify stay below 300 MB",
         "status:",
     ),
     34: Row(

@@ -18,7 +18,7 @@ from tests.row_hash import rows_hash
 from tests.training.small import finish, small
 
 MB = 1 << 20
-COMMANDS = ("status", "report", "verify", "compare")
+COMMANDS = ("status", "report", "verify")
 LIMIT_BYTES = 300 * MB
 _NAMES = [f"number_{n}" for n in range(40)]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.atari_paper import compared
 from laser_rl import LASER, checkpoint
 from laser_rl.cli.flags import begin
 from laser_rl.cli.status import status_of
 from laser_rl.metrics.machine import sessions
 from laser_rl.research.experiment import suite_of
 from laser_rl.research.pages import ABOUT, experiment_of, read_about
-from laser_rl.research.paper import compared
 from laser_rl.research.run_experiments import read_part
 from laser_rl.training.files import read_sweep
 from laser_rl.training.settings import sweep_from

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.atari_paper import sweep_curve
 from laser_rl.config import AtariConfig
 from laser_rl.envs.scores import Reference
 from laser_rl.research.protocol import (
@@ -17,9 +18,7 @@ from laser_rl.research.protocol import (
     bucketed,
     carried,
     episodes_of,
-    last_episodes,
     normalised,
-    sweep_curve,
 )
 from tests.references.protocol import naive_agent, naive_buckets, naive_sweep
 
@@ -88,7 +87,6 @@ def test_an_episode_at_the_last_frame_of_a_bucket_belongs_to_it():
 
 def test_a_run_without_episodes_is_all_nan():
     assert np.isnan(bucketed(as_episodes([]), bucket_frames=10, total_frames=30)).tolist() == [True] * 3
-    assert math.isnan(last_episodes(as_episodes([])))
 
 
 def test_a_task_with_long_episodes_does_not_leave_the_median():
@@ -104,13 +102,6 @@ def test_carrying_keeps_numbers_and_leaves_no_hole_after_the_first(values):
     known = [place for place, value in enumerate(values) if not math.isnan(value)]
     assert all(found[place] == values[place] for place in known)
     assert np.isnan(found).tolist() == [place < (known[0] if known else len(values)) for place in range(len(values))]
-
-
-def test_the_last_hundred_episodes_before_a_frame():
-    episodes = as_episodes([(frame, float(frame)) for frame in range(1, 301)])
-    assert last_episodes(episodes) == np.mean(range(201, 301))
-    assert last_episodes(as_episodes([(1, 2.0), (2, 4.0)])) == 3.0  # there are no more
-    assert last_episodes(Episodes(np.array([10.0, 20.0]), np.array([1.0, 4.0]), np.array([8.0, 16.0])), count=20) == 3.0
 
 
 def test_episodes_of_a_member_and_a_task_in_the_order_of_frames():

@@ -1,26 +1,63 @@
-"""`laser compare` on run directories whose rows are written by hand, so that every number is known."""
+"""`benchmarks.atari_paper`: which number stands where, on run directories whose rows are written by hand, and the paper's own medians."""
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from laser_rl import cli, recipes
+from benchmarks.atari_paper import (
+    COLUMNS,
+    GameRun,
+    atari_median,
+    atari_scores,
+    last_episodes,
+    line_of,
+    main,
+    medians,
+    played,
+)
+from laser_rl import recipes
 from laser_rl.config import override
 from laser_rl.disk import write_json
 from laser_rl.envs.scores import ATARI_57
 from laser_rl.metrics.log import MetricsLog
-from laser_rl.research.paper import COLUMNS, atari_median
+from laser_rl.research.protocol import Episodes
 from laser_rl.training.files import CONFIG, SWEEP, described
 from laser_rl.training.settings import FORMAT, SweepConfig
+from tests.references.scores import naive_median
+
+SETTINGS = ({"learning_rate": 1e-3}, {"learning_rate": 2e-3})
 
 
 def raw(game, share):
     """The return that is so far between random play and a person."""
     reference = ATARI_57[game]
     return reference.random + share * (reference.best - reference.random)
+
+
+def agent(game, *shares):
+    """Episodes that ended every thousand frames."""
+    rows = [
+        {"kind": "episode", "step": 250 * number, "return": raw(game, share)} for number, share in enumerate(shares, 1)
+    ]
+    return played(rows, None, 1000 * len(shares))
+
+
+def run(game, *shares, name="run"):
+    return GameRun(name, game, (agent(game, *shares),))
+
+
+def sweep(game, *members, settings=SETTINGS):
+    return GameRun("sweep", game, tuple(agent(game, *shares) for shares in members), settings)
+
+
+def episodes_at(pairs):
+    columns = np.array(pairs, dtype=float).reshape(-1, 2)
+    return Episodes(columns[:, 0], columns[:, 1], np.ones(len(columns)))
 
 
 def make_run(path, environment, returns, *, evaluation=None, **settings):
@@ -46,7 +83,7 @@ def make_sweep(path, environment, members, rates=(1e-3, 2e-3)):
 
 
 def compared(capsys, *arguments):
-    assert cli.main(["compare", *map(str, arguments)]) == 0
+    assert main([*map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 
@@ -167,7 +204,8 @@ def test_what_differs_from_the_papers_protocol_is_said(tmp_path, capsys):
 )
 def test_runs_that_are_not_of_one_game_are_refused(pong, tmp_path, capsys, environment, message):
     path = make_run(tmp_path / "other", environment, [1.0])
-    assert cli.main(["compare", str(pong), str(path)]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([str(pong), str(path)])
     printed = capsys.readouterr()
     assert f"{path}: " in printed.err
     assert message in printed.err
@@ -177,21 +215,90 @@ def test_runs_that_are_not_of_one_game_are_refused(pong, tmp_path, capsys, envir
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "compare what? name one or more run directories"),
+        ([], "the following arguments are required: run_dirs"),
         (["nowhere"], "nowhere is no run directory"),
     ],
 )
 def test_mistakes(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["compare", *arguments]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
     assert message in capsys.readouterr().err
 
 
 def test_in_a_pipe_no_cell_is_cut(pong):
     """In a process of its own, whose terminal is said to be far too narrow."""
-    code = f"import sys; from laser_rl.cli import main; sys.exit(main(['compare', {str(pong)!r}]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True, env={"COLUMNS": "40"}
-    )
+    command = [sys.executable, "-m", "benchmarks.atari_paper", str(pong)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env={"COLUMNS": "40"})
     assert "…" not in done.stdout
     assert f"  {pong} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "recomputed", "published"),
+    [
+        ("laser_shared_sweep_50M", 364.96, 370.0),
+        ("laser_shared_sweep_200M", 412.40, 448.0),
+        ("laser_no_sweep_200M", 454.91, 431.0),
+        ("rainbow_no_sweep_200M", 230.99, None),
+    ],
+)
+def test_recomputed_medians_beside_the_published_ones(name, recomputed, published):
+    [column] = [column for column in COLUMNS if column.name == name]
+    assert round(100 * atari_median(column), 2) == recomputed
+    assert column.published_median == published
+    scores = [ATARI_57[game].normalised(score) for game, score in atari_scores()[column.name].items()]
+    assert 100 * naive_median(scores) == pytest.approx(recomputed, abs=0.005)
+
+
+def test_every_table_has_the_57_games():
+    assert len(ATARI_57) == 57
+    for column in COLUMNS:
+        assert set(atari_scores()[column.name]) == set(ATARI_57)
+
+
+def test_a_run_is_scored_by_its_last_hundred_episodes():
+    line = line_of(run("pong", *([0.0] * 50), *([0.5] * 100)))
+    assert (line["frames"], line["episodes"], line["kind"], line["members"]) == (150_000, 100, "run", 1)
+    assert line["human_normalised"] == pytest.approx(0.5)
+    assert line["score"] == pytest.approx(raw("pong", 0.5))
+    assert math.isnan(line["evaluation"])
+    assert line["paper"]["rainbow_no_sweep_200M"]["human_normalised"] == pytest.approx((20.9 + 20.7) / (14.6 + 20.7))
+
+
+def test_a_long_run_is_scored_by_what_it_reported_over_its_last_hundred_episodes():
+    rows = [{"kind": "episode", "step": 250, "return": 1.0, "episodes": 150}]
+    rows += [{"kind": "train", "step": step, "return_mean": mean} for step, mean in ((200, 3.0), (300, 5.0))]
+    assert played(rows, None, 1200)[1:3] == (100, 5.0)
+    single = [{**rows[0], "episodes": 1}, *rows[1:]]
+    assert played(single, None, 1200)[1:3] == (1, 1.0)
+
+
+def test_runs_of_the_same_game_are_averaged_before_the_median():
+    runs = [run("boxing", 0.0), run("boxing", 1.0), run("pong", 0.6), run("krull", 9.0)]
+    [found] = medians(runs)
+    assert (found["kind"], found["games"]) == ("run", ["boxing", "krull", "pong"])
+    assert found["score"] == pytest.approx(0.6)
+
+
+def test_medians_are_over_the_games_that_have_a_score_and_the_papers_too():
+    found = medians([run("pong", 0.5), run("venture", 0.25), GameRun("new", "krull", (agent("krull"),))])
+    assert [one["games"] for one in found] == [["pong", "venture"]]
+    assert found[0]["score"] == pytest.approx(0.375)
+    for column in COLUMNS:
+        assert found[0]["paper"][column.name] == atari_median(column, ("pong", "venture")) != atari_median(column)
+
+
+def test_runs_and_sweeps_have_medians_of_their_own():
+    found = medians([run("pong", 0.5), sweep("boxing", (0.2,), (0.9,))])
+    assert [(one["kind"], one["games"]) for one in found] == [("run", ["pong"]), ("sweep", ["boxing"])]
+    assert [one["score"] for one in found] == pytest.approx([0.5, 0.9])
+    assert medians([]) == []
+
+
+def test_the_last_hundred_episodes_before_a_frame():
+    episodes = episodes_at([(frame, float(frame)) for frame in range(1, 301)])
+    assert last_episodes(episodes) == np.mean(range(201, 301))
+    assert last_episodes(episodes_at([(1, 2.0), (2, 4.0)])) == 3.0  # there are no more
+    assert math.isnan(last_episodes(episodes_at([])))
+    assert last_episodes(Episodes(np.array([10.0, 20.0]), np.array([1.0, 4.0]), np.array([8.0, 16.0])), count=20) == 3.0

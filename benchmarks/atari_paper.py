@@ -1,15 +1,19 @@
-"""The paper's tables as data, what they come to when they are computed again, and Atari runs and sweeps beside them.
+"""Atari runs and sweeps beside LASER and Rainbow, game by game: `python -m benchmarks.atari_paper RUN_DIR... [--frames 50M] [--json]`.
 
-`data/` holds the paper's score of each of 57 Atari games, `envs/data` those of random play and of people. These do not give the
-headline medians of the paper: 364.96, 412.40 and 454.91 % instead of 370, 448 and 431. Rainbow's column gives 230.99 %, as in the
-literature, so the references are the right ones. We report both.
+`atari_paper.csv` holds the paper's score of each of 57 Atari games, `laser_rl/envs/data` those of random play and of people. These do not
+give the headline medians of the paper: 364.96, 412.40 and 454.91 % instead of 370, 448 and 431. Rainbow's column gives 230.99 %, as in
+the literature, so the references are the right ones. We report both.
 
-A run's score is the mean return of its last 100 episodes, as in the table. Of a sweep, a game's score is that of its best member there. The
-median over games is taken for each member before the best is chosen (`protocol`), so the sweeps of all games must have the same members.
+A run's score is the mean return of its last 100 episodes, as in the table. Of a sweep, a game's score is that of its best member there.
+The median over games is taken for each member before the best is chosen (`laser_rl.research.protocol`), so the sweeps of all games must
+have the same members. Medians are over the games that were run, of your runs as of the paper's agents. It reads only, so it may be asked
+while runs go on.
 """
 
+import argparse
 import csv
 import functools
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +22,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -26,16 +31,18 @@ from laser_rl.config import AtariConfig, Config
 from laser_rl.envs.atari import FRAME_SKIP, atari_game
 from laser_rl.envs.make import is_atari, is_mixture
 from laser_rl.envs.scores import ATARI_57
-from laser_rl.errors import ConfigError
+from laser_rl.errors import ConfigError, UserError, written_out
+from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics import display
 from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE, Stream
 from laser_rl.metrics.rows import Row
-from laser_rl.research.experiment import data_file
-from laser_rl.research.protocol import LAST_EPISODES, episodes_of, last_episodes, sweep_curve
+from laser_rl.research.protocol import Episodes, agent_curve, episodes_of
 from laser_rl.training.files import is_sweep, read_sweep
 
+TABLE = Path(__file__).with_name("atari_paper.csv")
 PLAYED = AtariConfig()  # as the paper plays
+LAST_EPISODES = 100  # of which the scores in the paper's table are the mean
 _NONE = "–"
 _MILLION = 1_000_000
 _WIDEST = 10_000  # where it is not for a terminal: no cell is broken
@@ -63,7 +70,8 @@ COLUMNS = (
 @functools.cache
 def atari_scores() -> Mapping[str, Mapping[str, float]]:
     """The paper's raw scores by column and game: means of the last 100 episodes."""
-    lines = list(csv.DictReader(data_file("laser_atari57_paper.csv").splitlines()))
+    with TABLE.open(newline="") as file:
+        lines = list(csv.DictReader(file))
     return {column.name: {line["game"]: float(line[column.name]) for line in lines} for column in COLUMNS}
 
 
@@ -92,6 +100,7 @@ class GameRun(NamedTuple):
 
     @property
     def kind(self) -> str:
+        """A run or a sweep."""
         return "run" if self.settings is None else "sweep"
 
 
@@ -168,6 +177,24 @@ def played(rows: Sequence[Row], member: int | None, frames: float) -> Played:
         score=reported[-1] if several and reported else last_episodes(episodes),
         evaluation=evaluations[-1] if evaluations else math.nan,
     )
+
+
+def last_episodes(episodes: Episodes, *, count: int = LAST_EPISODES) -> float:
+    """The score of the paper's table: mean return of the last `count` episodes. NaN without episodes.
+
+    Where rows are of several episodes, the mean is over the fewest last rows that hold so many.
+    """
+    _, returns, weights = episodes
+    if not returns.size:
+        return math.nan
+    after = np.cumsum(weights[::-1])[::-1] - weights  # episodes after each row
+    last = after < count
+    return float(np.average(returns[last], weights=weights[last]))
+
+
+def sweep_curve(scores: ArrayLike) -> Floats:
+    """The curve of a sweep from normalised scores [..., members, tasks, buckets]: median over tasks, then the best member."""
+    return np.asarray(np.fmax.reduce(agent_curve(scores), axis=-2))  # fmax prefers a number to NaN
 
 
 def line_of(run: GameRun) -> dict[str, Any]:
@@ -295,3 +322,29 @@ def _score(score: float, human_normalised: float) -> str:
 
 def _percent(share: float | None) -> str:
     return _NONE if share is None or math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_dirs", type=Path, nargs="+", help="directories of runs or sweeps, each on one game")
+    parser.add_argument(
+        "--frames",
+        type=lambda word: int(written_out(word)),
+        help="how they stood then, e.g. 50M; a step is four",
+    )
+    parser.add_argument("--json", action="store_true", help="everything as JSON, medians included")
+    asked = parser.parse_args(arguments)
+    try:
+        found = compared(asked.run_dirs, asked.frames)
+    except UserError as error:
+        parser.error(str(error))
+    if asked.json:
+        print(json.dumps(json.loads(json.dumps(found), parse_constant=lambda _: None), indent=2))  # null, not NaN
+    else:
+        show(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
