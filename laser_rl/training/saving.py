@@ -34,7 +34,6 @@ log = logging.getLogger("laser_rl.training")
 SEGMENT_UNROLLS = 4096
 STORE_IDS = 1 << 40  # numbers of unrolls on disk that each of several stores has to itself
 MENDED = "replay_mended"  # the event that says what is lost of a damaged replay
-Written = tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]  # ids that each store holds, and the segments with them
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
 
@@ -122,11 +121,13 @@ class Segments:
                 self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
         return {"first_id": first, "next_id": last}
 
-    def revert(self) -> None:
-        """The checkpoint was not written, and what `write` has added is removed; without a file of before, all is written anew."""
+    def revert(self) -> bool:
+        """The checkpoint was not written, and what `write` has added is removed; False if a file of before is gone: all is written anew."""
         self.entries, self._streams = self._before
-        if not all((self._folder / entry.name).exists() for entry in self.entries):
+        whole = all((self._folder / entry.name).exists() for entry in self.entries)
+        if not whole:
             self.entries, self._streams = [], Streams()
+        return whole
 
     def fill(
         self, replay: Replay, entries: tuple[SegmentEntry, ...], ids: Mapping[str, int], damaged: Collection[str] = ()
