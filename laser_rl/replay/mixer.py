@@ -1,7 +1,7 @@
 """Batches with an exact online share (the paper's α): new unrolls first, each once, the rest drawn by a sampler from the whole replay."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.memory_layout import Ids, Packed, fields_of, pack, parts_of, put_packed, unpack
+from laser_rl.replay.encoded_unrolls import Unpacking
+from laser_rl.replay.memory_layout import Ids, Packed, fields_of, pack, parts_of, unpack
 from laser_rl.replay.store import Replay
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls, empty_unrolls
 
@@ -79,6 +80,10 @@ class Counts:
         return cls(batch_size - replayed, replayed)
 
 
+def _joined(blocks: Sequence[Packed]) -> Packed:
+    return Packed(*map(np.concatenate, zip(*blocks, strict=True)))
+
+
 class Mixer:
     """Makes the batches of one member; not shared between threads, but for `prioritise` and `restart` (the store may be).
 
@@ -114,6 +119,7 @@ class Mixer:
         self._random, self._zero_state = random, zero_state
         self._min_unrolls = max(1, min_unrolls)
         self._pending: deque[Packed] = deque()  # of one unroll each
+        self._unpacking = Unpacking(layout)
         self._sampler = Sampler() if self.store is None else sampler or UniformSampler(self.store)
         self.filled = 0  # batches so far
         # For the sampler, from the learner's thread: taken up before the next batch. None to restart.
@@ -144,7 +150,9 @@ class Mixer:
         counts = self.counts
         consumed = [self._pending.popleft() for _ in range(self.new_unrolls_per_update)]
         if counts.online:
-            put_packed(self.layout, consumed[-counts.online :], batch, first_column)
+            online = _joined(consumed[-counts.online :])
+            self._unpacking.put(online, np.full(counts.online, -1), batch, first_column)
+            columns_of(self.layout, batch, first_column, counts.online)["online"][...] = True
         self._settle()
         replayed = first_column + counts.online
         self._sampler.fill(counts.replayed, self._random, batch, replayed)
@@ -177,12 +185,11 @@ class Mixer:
     def state_dict(self) -> State:
         self._settle()
         blocks = [pack(self.layout, empty_unrolls(self.layout, 0)), *self._pending]
-        joined = Packed(*map(np.concatenate, zip(*blocks, strict=True)))
         return {
             "random": self._random.bit_generator.state,
             "filled": self.filled,
             **{SAMPLER + name: value for name, value in self._sampler.state_dict().items()},
-            **{f"pending.{name}": array for name, array in unpack(self.layout, joined)._asdict().items()},
+            **{f"pending.{name}": array for name, array in unpack(self.layout, _joined(blocks))._asdict().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
