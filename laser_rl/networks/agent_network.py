@@ -1,13 +1,13 @@
 """The whole network: torso, memory, heads; and one architecture with several sets of parameters as one computation."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from laser_rl.envs.records import Part
+from laser_rl.envs.records import ObservationSpec
 from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.networks.recurrent import Memory, NoMemory
 from laser_rl.networks.torso import (
@@ -58,9 +58,7 @@ class AgentNetwork(nn.Module):
         normaliser: ObservationNormaliser | None = None,
         popart_tasks: int = 0,
         pixel_control: PixelControlHead | None = None,
-        scale: float = 1.0,
-        parts: Sequence[Part] = (),
-        mask: int = 0,
+        observation: ObservationSpec = ObservationSpec(()),  # noqa: B008 - frozen
         bf16: bool = False,
     ) -> None:
         super().__init__()
@@ -68,7 +66,7 @@ class AgentNetwork(nn.Module):
         self.torso, self.value_torso, self.normaliser = torso, value_torso, normaliser
         self.memory: Memory = memory or NoMemory(features)
         self.last, self.instruction, self.pixel_control = last, instruction, pixel_control
-        self.scale, self.parts, self.mask, self.bf16 = scale, tuple(parts), mask, bf16
+        self.scale, self.parts, self.mask, self.bf16 = observation.scale, observation.parts, observation.mask, bf16
         # A policy that starts near uniform, as small weights make it, explores before it has reasons not to.
         self.policy_head = orthogonal(nn.Linear(self.memory.features, parameter_size), gain=0.01)
         width = self.memory.features if value_torso is None else int(value_torso.features)  # type: ignore[arg-type]

@@ -127,9 +127,7 @@ def build_network(
         normaliser=ObservationNormaliser(shape) if config.normalise_observation else None,
         popart_tasks=max(1, len(spec.tasks)) if popart else 0,
         pixel_control=_pixel_control(spec, memory.features, pixel_control_cell) if pixel_control_cell else None,
-        scale=spec.observation.scale,
-        parts=parts,
-        mask=spec.observation.mask,
+        observation=spec.observation,
         bf16=config.precision == "bf16",
     )
 
