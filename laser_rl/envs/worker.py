@@ -31,21 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
+from laser_rl.envs import records
 from laser_rl.envs.border import LOGGER
-from laser_rl.envs.records import (
-    ActionHistory,
-    Array,
-    EnvironmentSpec,
-    Fields,
-    Flags,
-    RowBlock,
-    action_layout,
-    block_fields,
-    block_over,
-    carve,
-    size_of,
-    write_spec,
-)
 from laser_rl.envs.slot import COUNTERS, EXITS, FIRST_PAUSE_S, IDLE, MOST_FAILURES, Slot, exit_of
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
@@ -222,17 +209,19 @@ def map_control(handle: int, workers: int, slots: int) -> tuple[NDArray[Any], ND
     return activity, counts
 
 
-def map_rows(handle: int, spec: EnvironmentSpec, slots: int) -> tuple[RowBlock, Array, Flags]:
+def map_rows(
+    handle: int, spec: records.EnvironmentSpec, slots: int
+) -> tuple[records.RowBlock, records.Array, records.Flags]:
     """Shared: the rows, the actions, and which slots are asked to act."""
-    shape, dtype = action_layout(spec.action)
+    shape, dtype = records.action_layout(spec.action)
     asked = {"action": ((slots, *shape), dtype), "asked": ((slots,), "bool")}
-    arrays = _map(handle, {**block_fields(spec.observation, slots), **asked})
-    return block_over(arrays), arrays["action"], cast("Flags", arrays["asked"])
+    arrays = _map(handle, {**records.block_fields(spec.observation, slots), **asked})
+    return records.block_over(arrays), arrays["action"], cast("records.Flags", arrays["asked"])
 
 
-def _map(handle: int, fields: Fields) -> dict[str, Array]:
-    os.posix_fallocate(handle, 0, size_of(fields))  # never shrinks what another process has mapped
-    return carve(memoryview(mmap.mmap(handle, 0)), fields)
+def _map(handle: int, fields: records.Fields) -> dict[str, records.Array]:
+    os.posix_fallocate(handle, 0, records.size_of(fields))  # never shrinks what another process has mapped
+    return records.carve(memoryview(mmap.mmap(handle, 0)), fields)
 
 
 class Worker:
@@ -258,7 +247,7 @@ class Worker:
             member.bind(block, slot)
 
     def run(self) -> None:
-        self._connection.send_bytes(SPEC + write_spec(self._spec))
+        self._connection.send_bytes(SPEC + records.write_spec(self._spec))
         while (command := self._connection.recv_bytes()) != QUIT:  # if the pool dies, the kernel ends this process
             self._rebuild() if command == REBUILD else self._step()
             self._activity[PHASE] = IDLE
@@ -274,7 +263,7 @@ class Worker:
     def _rebuild(self) -> None:
         # By its name, with a position of its own: workers share the handle's.
         state = load(Path(f"/proc/self/fd/{self._scratch}").read_bytes())
-        actions = ActionHistory(self._start["slots"], self._spec.action).load_state_dict(state)
+        actions = records.ActionHistory(self._start["slots"], self._spec.action).load_state_dict(state)
         episodes, digests = state["episode"].tolist(), state["digest"].tolist()
         for slot, member in self._members.items():
             member.rebuild(episodes[slot], actions[slot], digests[slot])

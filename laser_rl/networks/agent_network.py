@@ -1,24 +1,16 @@
 """The whole network: torso, memory, heads; and one architecture with several sets of parameters as one computation."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from laser_rl.envs.records import ObservationSpec
+from laser_rl.envs.records import ObservationSpec, Part
 from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.networks.recurrent import Memory, NoMemory
-from laser_rl.networks.torso import (
-    PICTURE,
-    ImpalaDeep,
-    Instruction,
-    LastStep,
-    ObservationNormaliser,
-    orthogonal,
-    split_parts,
-)
+from laser_rl.networks.torso import PICTURE, ImpalaDeep, Instruction, LastStep, ObservationNormaliser, orthogonal
 from laser_rl.ops.distributions import FORBIDDEN
 from laser_rl.types import Inputs
 
@@ -137,6 +129,19 @@ class AgentNetwork(nn.Module):
                 return torso.from_bytes(seen, self.scale).float()
             features: Tensor = torso(seen)
             return features.float()
+
+
+def split_parts(flat: Tensor, parts: Sequence[Part]) -> dict[str, Tensor]:
+    """From stored bytes [N, bytes] to the scaled numbers of each part, float32 [N, ...]."""
+    found: dict[str, Tensor] = {}
+    pieces = torch.split(flat, [part.nbytes for part in parts], -1)
+    for part, piece in zip(parts, pieces, strict=True):
+        if part.dtype != "uint8":  # a copy: bytes in the middle of a row need not be aligned
+            piece = piece.clone(memory_format=torch.contiguous_format).view(torch.float32)  # noqa: PLW2901
+        shaped = piece.float().reshape(-1, *part.shape)
+        shaped = shaped if part.scale == 1.0 else shaped * part.scale
+        found[part.key] = shaped.contiguous(memory_format=torch.channels_last) if shaped.ndim == PICTURE else shaped
+    return found
 
 
 def side_by_side(network: AgentNetwork, members: int) -> Forward:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from laser_rl.envs.instructions import VOCABULARY
 from laser_rl.envs.masks import choices_of
-from laser_rl.envs.records import ActionSpec, BoxActions, Part
+from laser_rl.envs.records import ActionSpec, BoxActions
 from laser_rl.ops import moments
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -143,19 +143,6 @@ class PartTorsos(nn.Module):
     def forward(self, parts: Mapping[str, Tensor]) -> Tensor:
         found = [torso(parts[key]) for key, torso in zip(self.keys, self.torsos, strict=True)]
         return torch.relu(self.joint(torch.cat(found, -1)))
-
-
-def split_parts(flat: Tensor, parts: Sequence[Part]) -> dict[str, Tensor]:
-    """From stored bytes [N, bytes] to the scaled numbers of each part, float32 [N, ...]."""
-    found: dict[str, Tensor] = {}
-    pieces = torch.split(flat, [part.nbytes for part in parts], -1)
-    for part, piece in zip(parts, pieces, strict=True):
-        if part.dtype != "uint8":  # a copy: bytes in the middle of a row need not be aligned
-            piece = piece.clone(memory_format=torch.contiguous_format).view(torch.float32)  # noqa: PLW2901
-        shaped = piece.float().reshape(-1, *part.shape)
-        shaped = shaped if part.scale == 1.0 else shaped * part.scale
-        found[part.key] = shaped.contiguous(memory_format=torch.channels_last) if shaped.ndim == PICTURE else shaped
-    return found
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

@@ -107,9 +107,11 @@ class SearchState:
         complete = [trial for trial in current.values() if trial.state == "complete"]
         leader = max(complete, key=lambda trial: trial.score, default=None)
         ended = [member for member, one in current.items() if one.state != "running" and one is not leader]
+        known = [row for row in standing if row.member not in ended and math.isfinite(row.score)]
+        heir = max(known, key=lambda row: row.score).member if self.config.inherit and known else None
         exploits: list[Exploit] = []
         for member in ended[: max(0, self.config.trials - len(self.trials))]:
-            donor = self._donor(member, [row for row in standing if row.member not in ended])
+            donor = member if heir is None else heir  # its own number stands for new parameters
             number = len(self.trials)
             after = self._proposed(number)
             exploits.append(
@@ -129,11 +131,6 @@ class SearchState:
             self.trials.append(Trial(number, member, int(rows[member].steps), after))
         self.history += exploits
         return exploits
-
-    def _donor(self, member: int, others: Sequence[Standing]) -> int:
-        """Whose parameters the next trial of a member begins with; its own number stands for new ones."""
-        known = [row for row in others if math.isfinite(row.score)]
-        return max(known, key=lambda row: row.score).member if self.config.inherit and known else member
 
     def _report(self, trial: Trial, look: int, score: float) -> None:
         """A score that is no number is no report: no episode has ended, or the parameters are lost."""
