@@ -4,7 +4,7 @@ Thread safety: one lock, of all processes if the store is shared. Its holder cop
 ring, or rows (and compressed blocks) out of it. Compressing and decompressing happen outside of it, on private copies. So a row is
 never seen half written, and what `sample_into` has drawn cannot be overwritten before it is read.
 
-A writer may be killed between any two writes (`_Ring`); then the lock is free (`shared_lock`). What is held are the ids from FIRST to NEXT,
+A writer may be killed between any two writes (`_Ring`); then the lock is free (`SharedLock`). What is held are the ids from FIRST to NEXT,
 each in the row `id % capacity`, and the order of writes keeps that true: FIRST moves on before a row is overwritten, and NEXT once the new
 row is complete. Readers rely on nothing else. So of an insert that was cut off a few whole unrolls may be there, never a part of one; the
 oldest may have left for nothing. Only the count of compressed bytes has to be made again: a writer raises the flag UNSETTLED before its
@@ -25,8 +25,18 @@ from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import Unpacking, compress, unseal
 from laser_rl.replay.memory_estimate import default_budget, resolve_codec, unrolls_of
 from laser_rl.replay.memory_layout import Bytes, Codec, Ids, Packed, fields_of, pack, unpack
-from laser_rl.replay.shared import COMPRESSED, FIRST, NEXT, TOUCHED, UNSETTLED, Handle, LentBlock, Room, make_room
-from laser_rl.replay.shared_lock import SharedLock
+from laser_rl.replay.shared import (
+    COMPRESSED,
+    FIRST,
+    NEXT,
+    TOUCHED,
+    UNSETTLED,
+    Handle,
+    LentBlock,
+    Room,
+    SharedLock,
+    make_room,
+)
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
 

@@ -113,7 +113,20 @@ class RunDirectory:
         return True
 
     def fill(self, stores: Sequence[Replay], loaded: Loaded) -> Mended | None:
-        return saving.fill_stores(loaded, [(self._files_of(*one), one[1]) for one in enumerate(stores)])
+        """Load the replays of a checkpoint; of damaged ones what can be read, with a warning that names what is lost."""
+        names, ids = {problem.path.name for problem in loaded.damaged}, loaded.state["replays"]
+        each = enumerate(stores)
+        found = [self._files_of(at, store).fill(store, loaded.segments, ids[at], names) for at, store in each]
+        mended = [one for one in found if one is not None]
+        if not mended:
+            return None
+        whole = Mended(*(sum(counts) for counts in zip(*mended, strict=True)))
+        log.warning(
+            "%d replay segments are damaged (%s): %d unrolls are lost, of %d episodes at least; the other %d are kept. "
+            "The run goes on, but not bit for bit: lanes and priorities begin anew",
+            len(names), "; ".join(map(str, loaded.damaged[:3])), whole.lost, whole.episodes, whole.kept,
+        )  # fmt: skip
+        return whole
 
     def close(self) -> None:
         self.log.close()

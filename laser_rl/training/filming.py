@@ -173,11 +173,9 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
         raise _failed(path) from None
     assert ffmpeg.stdin is not None  # noqa: S101
     try:
-        for frame in itertools.chain([first], frames):
-            try:
+        with contextlib.suppress(BrokenPipeError):  # its status tells
+            for frame in itertools.chain([first], frames):
                 ffmpeg.stdin.write(frame.tobytes())
-            except BrokenPipeError:  # its status tells
-                break
         with contextlib.suppress(subprocess.TimeoutExpired):
             ffmpeg.communicate(timeout=60.0)
     finally:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,22 +169,6 @@ def _exported(replay: Replay, begin: int, end: int) -> tuple[int, Unrolls]:
         with contextlib.suppress(Evicted):  # by another process, since we looked
             return begin, replay.export(np.arange(begin, end))
     raise outrun(replay)
-
-
-def fill_stores(loaded: Loaded, stores: Sequence[tuple[Segments, Replay]]) -> Mended | None:
-    """Load the replays of a checkpoint; of damaged ones what can be read, with a warning that names what is lost."""
-    names, ids = {problem.path.name for problem in loaded.damaged}, loaded.state["replays"]
-    found = [files.fill(replay, loaded.segments, ids[at], names) for at, (files, replay) in enumerate(stores)]
-    mended = [one for one in found if one is not None]
-    if not mended:
-        return None
-    whole = Mended(*(sum(counts) for counts in zip(*mended, strict=True)))
-    log.warning(
-        "%d replay segments are damaged (%s): %d unrolls are lost, of %d episodes at least; the other %d are kept. "
-        "The run goes on, but not bit for bit: lanes and priorities begin anew",
-        len(names), "; ".join(map(str, loaded.damaged[:3])), whole.lost, whole.episodes, whole.kept,
-    )  # fmt: skip
-    return whole
 
 
 def earlier_members(config: Config) -> int:

@@ -25,7 +25,7 @@ from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
 from laser_rl.metrics.rows import Kind, Value
-from laser_rl.replay.shared_lock import SharedLock
+from laser_rl.replay.shared import SharedLock
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import Member
