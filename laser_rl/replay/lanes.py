@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_layout import Ids
 from laser_rl.replay.mixer import Sampler, State, columns_of
-from laser_rl.replay.store import Evicted, Replay
+from laser_rl.replay.store import ATTEMPTS, NONE, Evicted, Replay, outrun
 from laser_rl.types import Batch
 
 log = logging.getLogger("laser_rl.replay")
@@ -28,8 +28,6 @@ LANE = np.dtype([("next", "i8"), ("last", "i8")])
 EPISODE = np.dtype([("first", "i8"), ("row", "i8"), ("last", "i8"), ("end", "i8")])
 FIELDS = ("member", "slot", "episode", "is_first", "terminated", "truncated")
 BLOCK = 1024  # unrolls read at once: a millisecond under the lock
-ATTEMPTS = 100  # writers would have to go round the whole ring so often while one block is read
-NONE = -1
 
 
 class _Stream(NamedTuple):
@@ -109,13 +107,6 @@ def _marks(begins: NDArray[np.bool_], ends: NDArray[np.bool_]) -> list[list[tupl
     for i, *mark in zip(unroll.tolist(), row.tolist(), (end == 1).tolist(), strict=True):
         marks[i].append((mark[0], mark[1]))
     return marks
-
-
-def outrun(store: Replay) -> ConfigError:
-    return ConfigError(
-        f"unrolls leave the replay before they can be read, again and again: it holds only {store.capacity} of them; "
-        "raise --replay.capacity-steps"
-    )
 
 
 class Lanes(Sampler):

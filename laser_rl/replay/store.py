@@ -39,6 +39,9 @@ from laser_rl.replay.shared import (
 )
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
 
+ATTEMPTS = 100  # writers would have to go round the whole ring so often while one block is read
+NONE = -1  # in place of an id
+
 
 class _Ring:
     """The rows of a store, first in, first out. Everything but the properties and `len` is called under the lock of the room."""
@@ -284,6 +287,13 @@ class Replay:
             held = self._room.members[self._ring.held()]
         counts = np.bincount(held)  # not unique, which sorts: a shard is asked every second, and holds half a million
         return {member: int(counts[member]) / len(held) for member in np.flatnonzero(counts).tolist()}
+
+
+def outrun(store: Replay) -> ConfigError:
+    return ConfigError(
+        f"unrolls leave the replay before they can be read, again and again: it holds only {store.capacity} of them; "
+        "raise --replay.capacity-steps"
+    )
 
 
 def borrow(layout: UnrollLayout, lent: LentBlock) -> Replay:

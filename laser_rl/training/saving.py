@@ -23,8 +23,7 @@ from laser_rl.config import Config
 from laser_rl.envs.records import write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, UserError
-from laser_rl.replay.lanes import ATTEMPTS, outrun
-from laser_rl.replay.store import Evicted, Replay
+from laser_rl.replay.store import ATTEMPTS, Evicted, Replay, outrun
 from laser_rl.training.build import keep_in_step
 from laser_rl.training.files import command_for, read_sweep
 from laser_rl.training.member_training import MemberTraining
