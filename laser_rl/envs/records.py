@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from laser_rl.errors import ConfigError
 
@@ -124,15 +123,19 @@ class EnvironmentSpec:
         return slot % max(1, len(self.tasks))
 
 
-_SPEC = TypeAdapter(EnvironmentSpec)
-
-
 def write_spec(spec: EnvironmentSpec) -> bytes:
     return json.dumps({**dataclasses.asdict(spec), "kind": type(spec.action).__name__}).encode()
 
 
 def read_spec(message: bytes) -> EnvironmentSpec:
-    return _SPEC.validate_json(message)
+    parts = json.loads(message)
+    kinds = {kind.__name__: kind for kind in (DiscreteActions, MultiDiscreteActions, BoxActions)}
+    for name in ("observation", "action"):  # JSON has no tuples
+        parts[name] = {key: tuple(value) if isinstance(value, list) else value for key, value in parts[name].items()}
+    each = [Part(**{**part, "shape": tuple(part["shape"])}) for part in parts["observation"].pop("parts", ())]
+    observation = ObservationSpec(**parts["observation"], parts=tuple(each))
+    action = kinds[parts["kind"]](**parts["action"])
+    return EnvironmentSpec(parts["name"], observation, action, tuple(parts["tasks"]), parts.get("spaces"))
 
 
 class Rows(NamedTuple):
