@@ -12,13 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from laser_rl.config import NetworkConfig
 from laser_rl.envs.instructions import VOCABULARY
 from laser_rl.envs.masks import choices_of
 from laser_rl.envs.records import ActionSpec, BoxActions
+from laser_rl.errors import ConfigError
 from laser_rl.ops import moments
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 PICTURE = 4  # dimensions of [N, C, H, W]
+SMALL_PICTURE = 32
 
 
 class MLP(nn.Module):
@@ -143,6 +146,37 @@ class PartTorsos(nn.Module):
     def forward(self, parts: Mapping[str, Tensor]) -> Tensor:
         found = [torso(parts[key]) for key, torso in zip(self.keys, self.torsos, strict=True)]
         return torch.relu(self.joint(torch.cat(found, -1)))
+
+
+def build_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
+    name, picture = config.torso, len(shape) == 3  # noqa: PLR2004
+    if name == "auto":
+        name = "mlp" if not picture else "cnn" if max(shape[1:]) <= SMALL_PICTURE else "impala"
+    if not config.hidden:
+        raise ConfigError("network.hidden is empty, expected at least one layer size")
+    if name == "mlp":
+        return MLP(shape, config.hidden)
+    if not picture:
+        raise ConfigError(
+            f"torso {name} reads pictures [C, H, W], these observations have shape {shape}; use torso mlp"
+        )
+    if name == "impala":
+        return ImpalaDeep(shape, config.width)
+    if name == "cnn":
+        return CNN(shape, config.channels, config.hidden[-1])
+    if min(shape[1:]) < Tiles.TILE:
+        raise ConfigError(
+            f"torso tiles reads pictures of at least {Tiles.TILE}×{Tiles.TILE}, these have {shape[1]}×{shape[2]}; use torso impala"
+        )
+    return Tiles(shape, config.channels, config.hidden[-1])
+
+
+def part_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
+    """Vectors get an MLP, small pictures a CNN, large ones what the configuration names: a Dict may hold all three."""
+    if len(shape) == 1:
+        return MLP(shape, config.hidden)
+    small = max(shape[1:]) <= SMALL_PICTURE or min(shape[1:]) < Tiles.TILE
+    return build_torso(config.model_copy(update={"torso": "cnn"}) if small and config.torso != "mlp" else config, shape)
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
