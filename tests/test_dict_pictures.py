@@ -11,7 +11,8 @@ from torch import nn
 
 from laser_rl import LASER
 from laser_rl.errors import ConfigError, EnvironmentRefused
-from laser_rl.networks.torso import CNN, MLP, Tiles, split_parts
+from laser_rl.networks.agent_network import split_parts
+from laser_rl.networks.torso import CNN, MLP, Tiles
 from laser_rl.training.build import batch_of
 from tests.envs.several import Both, Forbidding, MaskedBook, PictureBook, expected_parts
 

@@ -213,15 +213,8 @@ class Actor:
         return int(lost.sum())
 
     def _arrays(self) -> dict[str, Array]:
-        return {
-            "unrecorded": self._unrecorded,
-            "cursor": self._cursor,
-            "ended": self._ended,
-            "length": self._length,
-            "return": self._return,
-            "stack": self._stack,
-            "memory": self._memory,
-        }
+        names = ("unrecorded", "cursor", "ended", "length", "return", "stack", "memory")
+        return {name: getattr(self, f"_{name}") for name in names}
 
 
 def _only(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:

@@ -11,14 +11,14 @@ may not be in a checkpoint, and some that were lost may.
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from laser_rl.checkpoint import Loaded, Mended, SegmentEntry, Streams, write_segment
+from laser_rl.checkpoint import Mended, SegmentEntry, write_segment
 from laser_rl.checkpoint.segments import follow
 from laser_rl.cluster.calls import AnswerLost, Backoff, LongPoll, awaited, kill
 from laser_rl.cluster.placement import NodeWatch
@@ -30,7 +30,7 @@ from laser_rl.replay.memory_estimate import estimate, resolve_codec
 from laser_rl.replay.memory_layout import Codec, pack, unpack
 from laser_rl.replay.store import Replay
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.saving import Segments, fill_stores, warm_start
+from laser_rl.training.saving import Segments
 from laser_rl.training.settings import SweepConfig
 from laser_rl.types import UnrollLayout, Unrolls
 
@@ -51,6 +51,7 @@ class ReplayFiles(Segments):
         self._shards = shards
         self._first = self._next = 0  # numbers on disk, without those of other stores
         self._until: dict[int, int] = {}  # by shard: before which id its unrolls have been written
+        self._reached = 0, 0, dict[int, int]()  # these three, before the last checkpoint
 
     def write(self, replay: Replay | None = None) -> dict[str, int]:
         """Write what is new in all shards; returns what `fill` needs to know. A shard that is lost meanwhile is left out."""
@@ -79,22 +80,25 @@ class ReplayFiles(Segments):
             return 0
         return end - first
 
-    def revert(self) -> None:
-        """The checkpoint was not written, and what `write` has added is removed; without a file of before, all is written anew."""
-        self.entries, self._streams = self._before
-        if all((self._folder / entry.name).exists() for entry in self.entries):
+    def revert(self) -> bool:
+        if whole := super().revert():
             self._first, self._next, self._until = self._reached
         else:  # under numbers that were never given
-            self.entries, self._streams, self._first, self._until = [], Streams(), self._next, {}
+            self._first, self._until = self._next, {}
+        return whole
 
-    def reached(self, filled: "ShardFiller") -> None:
-        """After `fill`: what the shards hold now is on disk, under these numbers."""
-        self._first, self._next = filled.first_id, filled.next_id
+    def fill(
+        self, replay: Replay, entries: tuple[SegmentEntry, ...], ids: Mapping[str, int], damaged: Collection[str] = ()
+    ) -> Mended | None:
+        """As `Segments.fill`, of a `ShardFiller`; then what the shards hold is on disk, under these numbers."""
+        mended = super().fill(replay, entries, ids, damaged)
+        self._first, self._next = replay.first_id, replay.next_id
         if not self.entries:  # a damaged replay was mended: its unrolls are to be written anew
-            self._first = filled.next_id
-            return
+            self._first = replay.next_id
+            return mended
         for shard in self._shards():
             self._until[shard.number] = awaited(shard.report(), WHO, str(shard), ANSWER_S).span[1]
+        return mended
 
 
 class ShardFiller:
@@ -199,7 +203,10 @@ class ShardSupervisor:
 
 
 class Replays:
-    """Starts, watches, saves and fills the shards of the replay of all members, or of one replay each; `in_step` it has one shard."""
+    """Starts and watches the shards of the replay of all members, or of one replay each; `in_step` it has one shard.
+
+    The run directory writes and fills them as `stores`.
+    """
 
     def __init__(
         self,
@@ -211,18 +218,17 @@ class Replays:
         *,
         in_step: bool,
     ) -> None:
-        self._sweep, self._layout, self._directory = sweep, layout, directory
-        self._codec = resolve_codec(layout, sweep.base.replay.codec)
+        self._sweep, self._layout, codec = sweep, layout, resolve_codec(layout, sweep.base.replay.codec)
         one_node = in_step or sweep.share == "separate"
         self.supervisors: list[ShardSupervisor] = []
-        self._files: list[ReplayFiles] = []
+        self.stores: list[Replay] = []
         for number in range(count):
             nodes: Callable[[], Sequence[str]] = _OneNode(watch, number) if one_node else watch.nodes
             supervisor = ShardSupervisor(self._plan(number, watch, 1 if one_node else len(watch.nodes())), nodes)
             files = ReplayFiles(directory.path, layout, number, lambda one=supervisor: one.shards)  # type: ignore[misc]
             directory.keep(number, files)
             self.supervisors.append(supervisor)
-            self._files.append(files)
+            self.stores.append(cast("Replay", ShardFiller(layout, codec, supervisor.shards)))
 
     def _plan(self, number: int, watch: NodeWatch, shards: int) -> ShardPlan:
         replay, layout = self._sweep.base.replay, self._layout
@@ -244,23 +250,6 @@ class Replays:
 
     def look(self) -> list[LostShard]:
         return [lost for supervisor in self.supervisors for lost in supervisor.look()]
-
-    def write(self) -> tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]:
-        return [files.write() for files in self._files], self._directory.segments()
-
-    def fill(self, loaded: Loaded) -> Mended | None:
-        fillers = self._fillers()
-        mended = fill_stores(loaded, list(zip(self._files, cast("list[Replay]", fillers), strict=True)))
-        for files, filler in zip(self._files, fillers, strict=True):
-            files.reached(filler)
-        return mended
-
-    def warm_start(self, members: int) -> None:
-        for filler in self._fillers():
-            warm_start(cast("Replay", filler), self._sweep.base, members=members)
-
-    def _fillers(self) -> list[ShardFiller]:
-        return [ShardFiller(self._layout, self._codec, supervisor.shards) for supervisor in self.supervisors]
 
     def close(self) -> None:
         for supervisor in self.supervisors:

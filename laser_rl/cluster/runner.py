@@ -103,7 +103,9 @@ class ReplayWriter:
     def send(self, encoded: Packed, timeout_s: float) -> bool:
         """True if a shard has acknowledged the delivery in time; otherwise the same one has to be sent again."""
         if self._poll is None:
-            self._shard = self._shard or self._next_shard()
+            if self._shard is None and (shards := self._shards()):
+                shard = shards[self._place % len(shards)]
+                self._shard = None if shard.number in self._lost else shard
             if self._shard is None:
                 time.sleep(min(timeout_s, NO_SHARD_S))
                 return False
@@ -115,11 +117,6 @@ class ReplayWriter:
         if taken:
             self._number, self._poll = self._number + 1, None
         return bool(taken)
-
-    def _next_shard(self) -> ShardClient | None:
-        shards = self._shards()
-        shard = shards[self._place % len(shards)] if shards else None
-        return None if shard is None or shard.number in self._lost else shard
 
 
 class RunnerOutbox:

@@ -8,7 +8,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from laser_rl.checkpoint import Loaded, Mended
 from laser_rl.cluster.calls import Answer, AnswerLost, awaited, ray
 from laser_rl.cluster.channels import LearnerLinks
 from laser_rl.cluster.placement import HeadLost, MemberPlacement, NodeWatch, Shares, shares_of
@@ -24,7 +23,7 @@ from laser_rl.training.launch import Around
 from laser_rl.training.member_process import States
 from laser_rl.training.pbt import Exploit, Standing
 from laser_rl.training.process_handle import ProcessDied
-from laser_rl.training.saving import Written, parsed
+from laser_rl.training.saving import parsed
 from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.stall import StepBarrier
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor
@@ -65,6 +64,7 @@ class ClusterSupervisor(SweepSupervisor):
                 _on(sweep, "cpu"), stores=None if self.replays is None else self.replays.views(members)
             )
             super().__init__(sweep, directory, parts, self.known, **around)
+            self.stores = [] if self.replays is None else self.replays.stores
             self._begin()
             self.links.steps = self.known.steps.tolist()
             self._look_at_shards()
@@ -73,10 +73,6 @@ class ClusterSupervisor(SweepSupervisor):
         except BaseException:
             self._kill_all()
             raise
-
-    def _warm_start(self) -> None:
-        if self.replays is not None:
-            self.replays.warm_start(self.known.members)
 
     def _fitting(self) -> Shares:
         cpus, gpus, run = self.watch.resource("CPU"), self.watch.resource("GPU"), self._run
@@ -178,12 +174,6 @@ class ClusterSupervisor(SweepSupervisor):
     def _tell(self, exploit: Exploit) -> None:
         # In a list, so that Ray does not look into it.
         self.links.orders[exploit.member] = exploit, [ray().put(self.known.get(exploit.donor))]
-
-    def _write_replays(self) -> Written:
-        return ([], ()) if self.replays is None else self.replays.write()
-
-    def _fill_replays(self, loaded: Loaded) -> Mended | None:
-        return None if self.replays is None else self.replays.fill(loaded)
 
 
 def _on(sweep: SweepConfig, device: str) -> SweepConfig:

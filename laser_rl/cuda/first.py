@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from laser_rl.cuda.max_pool import window
-from laser_rl.cuda.shapes import pooled, power_of_2
+from laser_rl.cuda.shapes import pooled
 
 PROGRAMS = 132 * 2  # that sum weight gradients
 LOW = tl.constexpr(-3e38)  # of a convolution beyond the border
@@ -204,11 +204,11 @@ def first(
     """
     n, height, width, planes = framed.shape[0], framed.shape[1] - 2, framed.shape[2] - 2, framed.shape[3]
     channels, (rows, columns) = len(weight), pooled(height, width)
-    wide = max(16, power_of_2(channels))
+    wide = max(16, triton.next_power_of_2(channels))
     block, warps, by_row = FORWARD[min(wide, 64)]
     parts = 3 if by_row else 1
     each = 9 * planes // parts
-    deep = max(16, power_of_2(each))
+    deep = max(16, triton.next_power_of_2(each))
     flat = torch.zeros(parts, deep, wide, dtype=dtype, device=weight.device)
     flat[:, :each, :channels] = (weight * scale).permute(2, 3, 1, 0).reshape(parts, each, channels)
     out = torch.empty(n, rows, columns, channels, dtype=dtype, device=weight.device)
@@ -226,7 +226,7 @@ def first_gradient(framed: Tensor, gradient: Tensor, index: Tensor, scale: float
     """Of the weight [C, planes, 3, 3], float32, from that of the pooled output. The bias's is the sum over all positions."""
     n, height, width, planes = framed.shape[0], framed.shape[1] - 2, framed.shape[2] - 2, framed.shape[3]
     _, rows, columns, channels = gradient.shape
-    wide, deep = max(16, power_of_2(channels)), max(16, power_of_2(9 * planes))
+    wide, deep = max(16, triton.next_power_of_2(channels)), max(16, triton.next_power_of_2(9 * planes))
     block, warps = BACKWARD[min(wide, 64)]
     tiles = n * rows * columns
     programs = min(PROGRAMS, triton.cdiv(tiles, block))

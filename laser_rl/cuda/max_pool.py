@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laser_rl.cuda.shapes import pooled, power_of_2
+from laser_rl.cuda.shapes import pooled
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def pool(
     block, warps = _blocks(channels)
     _forward[(triton.cdiv(n * rows * columns, block),)](
         x, bias, out, out if positive is None else positive, out if index is None else index, n * rows * columns,
-        height, width, rows, columns, channels, power_of_2(channels), block, rectified, choice, num_warps=warps,
+        height, width, rows, columns, channels, triton.next_power_of_2(channels), block, rectified, choice, num_warps=warps,
     )  # fmt: skip
     return out, positive, index
 
@@ -123,11 +123,11 @@ def pool_gradient(gradient: Tensor, index: Tensor, height: int, width: int) -> T
     block, warps = _blocks(channels)
     _backward[(triton.cdiv(n * rows * columns, block),)](
         gradient, index, out, n * rows * columns,
-        height, width, rows, columns, channels, power_of_2(channels), block, num_warps=warps,
+        height, width, rows, columns, channels, triton.next_power_of_2(channels), block, num_warps=warps,
     )  # fmt: skip
     return out
 
 
 def _blocks(channels: int) -> tuple[int, int]:
     """Positions of a program and its warps: 4 numbers for each of 256 threads, measured on an H200 (benchmarks/kernels.md)."""
-    return max(1, 1024 // power_of_2(channels)), 8
+    return max(1, 1024 // triton.next_power_of_2(channels)), 8

@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laser_rl.cuda.shapes import power_of_2
-
 PROGRAMS = 132 * 8  # that sum: eight for each multiprocessor of an H200; any number is right
 NUMBERS = 4096  # of one program's pass
 
@@ -82,7 +80,7 @@ def masked(gradient: Tensor, positive: Tensor, other: Tensor | None = None) -> t
     A gradient that is not finite is kept where it is let through, and only there.
     """
     channels = gradient.shape[-1]
-    rows, wide = gradient.numel() // channels, power_of_2(channels)
+    rows, wide = gradient.numel() // channels, triton.next_power_of_2(channels)
     block = max(1, NUMBERS // wide)
     out = torch.empty_like(gradient)
     programs = min(PROGRAMS, triton.cdiv(rows, block))
@@ -108,7 +106,7 @@ def _channel_sums(x, partial, rows, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl
 def channel_sums(x: Tensor) -> Tensor:
     """Over all but the last dimension, in float32."""
     channels = x.shape[-1]
-    rows, wide = x.numel() // channels, power_of_2(channels)
+    rows, wide = x.numel() // channels, triton.next_power_of_2(channels)
     block = max(1, NUMBERS // wide)
     programs = min(PROGRAMS, triton.cdiv(rows, block))
     partial = torch.empty(programs, channels, dtype=torch.float32, device=x.device)

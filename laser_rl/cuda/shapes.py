@@ -8,10 +8,6 @@ def pooled(height: int, width: int) -> tuple[int, int]:
     return (height + 1) // 2, (width + 1) // 2
 
 
-def power_of_2(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
 def taps(weight: Tensor) -> Tensor:
     """A weight [O, I, 3, 3] as the kernel reads it, [9, I, O]."""
     return weight.permute(2, 3, 1, 0).reshape(9, weight.shape[1], weight.shape[0]).contiguous()
@@ -25,8 +21,3 @@ def taps_back(weight: Tensor) -> Tensor:
 def nchw(x: Tensor) -> Tensor:
     """[N, H, W, C] as torch's convolutions see it, without moving anything."""
     return x.permute(0, 3, 1, 2)
-
-
-def bias_rectify(c: Tensor, bias: Tensor) -> Tensor:
-    """Twin of `laser_rl.cuda.pointwise.bias_rectify`."""
-    return (c + bias.to(c.dtype)).clamp(min=0)

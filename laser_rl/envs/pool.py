@@ -126,13 +126,12 @@ class PoolEnvironments(SlotEnvironments):
         for worker in self.workers if heard else ():
             if worker.process is not None and worker.connection.fileno() in heard:
                 try:
-                    messages = worker.channel.receive()
+                    message = worker.connection.recv_bytes()
                 except (EOFError, OSError):
                     worker.fate(FATE_LIMIT_S)
                     self._lose(worker, "ended")
                 else:
-                    for message in messages:
-                        self._take_in(worker, message[:1], message[1:])
+                    self._take_in(worker, message[:1], message[1:])
         now = time.monotonic()
         if now >= self._look_at:  # by the clock, not when it is quiet: the others may keep us busy for ever
             self._look_at = now + GLANCE_S / 2

@@ -23,6 +23,7 @@ from laser_rl.envs.records import (
     ObservationSpec,
     Rows,
     check_slots,
+    empty_block,
     seed_of,
 )
 from laser_rl.errors import ConfigError
@@ -72,19 +73,13 @@ class TaskEnvironments(Environments):
         self._task, self._seed = task, seed
         self.spec, self.slots = task.spec, slots
         self.optimal_return, self.random_return = task.optimal_return, task.random_return
-        # What led to the current row of each slot is kept, so that `load_state_dict` can give that row again.
-        self._episode = np.zeros(slots, np.int64)
-        self._episode_seed = seed_of(seed, np.arange(slots), self._episode)
-        self._reward, self._first = np.zeros(slots, np.float32), np.ones(slots, np.bool_)
-        self._terminated, self._truncated = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
-        self._positions = task.begin(self._episode_seed)
+        # The current row of each slot, without its observation, is kept, so that `load_state_dict` can give it again.
+        self._now = now = empty_block(ObservationSpec(()), slots).rows
+        now.seed[:], now.is_first[:] = seed_of(seed, np.arange(slots), now.episode), True
+        self._positions = task.begin(now.seed)
         self._state: dict[str, NDArray[Any]] = {
-            "episode": self._episode,
-            "seed": self._episode_seed,
-            "reward": self._reward,
-            "first": self._first,
-            "terminated": self._terminated,
-            "truncated": self._truncated,
+            "first": now.is_first,
+            **{name: getattr(now, name) for name in ("episode", "seed", "reward", "terminated", "truncated")},
             **{f"position.{name}": values for name, values in self._positions.items()},
         }
 
@@ -92,8 +87,9 @@ class TaskEnvironments(Environments):
         return self._rows(np.arange(self.slots))
 
     def step(self, slots: Ints, action: Array) -> Rows:
-        ended = self._terminated[slots] | self._truncated[slots]
-        self._first[slots] = ended
+        now = self._now
+        ended = now.terminated[slots] | now.truncated[slots]
+        now.is_first[slots] = ended
         going, chosen = slots, action
         if ended.any():
             going, chosen = slots[~ended], action[~ended]
@@ -102,23 +98,21 @@ class TaskEnvironments(Environments):
         after, *outcome = self._task.advance(before, chosen.astype(np.int64, copy=False))
         for name, values in after.items():
             self._positions[name][going] = values
-        self._reward[going], self._terminated[going], self._truncated[going] = outcome
+        now.reward[going], now.terminated[going], now.truncated[going] = outcome
         return self._rows(slots)
 
     def _begin(self, slots: Ints) -> None:
-        self._episode[slots] += 1
-        self._episode_seed[slots] = seed_of(self._seed, slots, self._episode[slots])
-        for name, values in self._task.begin(self._episode_seed[slots]).items():
+        now = self._now
+        now.episode[slots] += 1
+        now.seed[slots] = seed_of(self._seed, slots, now.episode[slots])
+        for name, values in self._task.begin(now.seed[slots]).items():
             self._positions[name][slots] = values
-        self._reward[slots] = 0
-        self._terminated[slots] = self._truncated[slots] = False
+        now.reward[slots] = 0
+        now.terminated[slots] = now.truncated[slots] = False
 
     def _rows(self, slots: Ints) -> Rows:
         observation = self._task.observe({name: values[slots] for name, values in self._positions.items()})
-        none = np.zeros(slots.size, np.bool_)
-        ended = self._terminated[slots], self._truncated[slots]
-        whose = self._episode[slots], self._episode_seed[slots]
-        return Rows(slots, observation, self._first[slots], self._reward[slots], *ended, none, none.copy(), *whose)
+        return Rows(slots, observation, *(field[slots] for field in self._now[2:]))  # type: ignore[arg-type]
 
     def state_dict(self) -> Mapping[str, Array]:
         return {name: values.copy() for name, values in self._state.items()}

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -30,28 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
+from laser_rl.envs import records
 from laser_rl.envs.border import LOGGER
-from laser_rl.envs.records import (
-    ActionHistory,
-    Array,
-    EnvironmentSpec,
-    Fields,
-    Flags,
-    RowBlock,
-    action_layout,
-    block_fields,
-    block_over,
-    carve,
-    size_of,
-    write_spec,
-)
 from laser_rl.envs.slot import COUNTERS, EXITS, FIRST_PAUSE_S, IDLE, MOST_FAILURES, Slot, exit_of
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
 ENTRY = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from {} import main; main()"
-KILL_LIMIT_S, START_LIMIT_S = 10.0, 30.0
-HEADER = struct.Struct("!I")
-MOST_BYTES = 1 << 16
+KILL_LIMIT_S, START_LIMIT_S, MESSAGE_LIMIT_S = 10.0, 30.0, 10
 STEP, REBUILD, QUIT = b"s", b"r", b"q"
 DONE, SPEC, WARN, ERROR = b"k", b"c", b"w", b"e"
 PHASE, AT_SLOT, ENTRIES = range(3)
@@ -125,32 +111,6 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-class Channel:
-    """One end of a two-way pipe. Messages are far shorter than the pipe's buffer, so that sending never blocks."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle, self._rest = handle, b""
-
-    def send(self, message: bytes) -> None:
-        """Raises BrokenPipeError or ConnectionResetError if the other end is gone."""
-        os.write(self._handle, HEADER.pack(len(message)) + message)
-
-    def receive(self) -> list[bytes]:
-        """What is there, in order, perhaps nothing whole yet; waits only if not a single byte is. Raises EOFError at the end."""
-        data = os.read(self._handle, MOST_BYTES)
-        if not data:
-            raise EOFError
-        data, messages, start = self._rest + data, [], 0
-        while len(data) - start >= HEADER.size:
-            end = start + HEADER.size + HEADER.unpack_from(data, start)[0]
-            if end > len(data):
-                break
-            messages.append(data[start + HEADER.size : end])
-            start = end
-        self._rest = data[start:]
-        return messages
-
-
 @dataclass
 class SupervisedWorker:
     """One worker and its process, if it has one just now.
@@ -176,12 +136,14 @@ class SupervisedWorker:
         """Start a process from the pool's own thread, with which the kernel ends it, and say what it is to do."""
         self.ready = False
         self.connection, theirs = Pipe(duplex=True)
+        with socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as ours:
+            # A worker that is stopped in the middle of a long message must not stop the pool: it counts as lost.
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MESSAGE_LIMIT_S, 0))
         with theirs:
             handles = (theirs.fileno(), *memory)
             arguments = [str(number) for number in (*handles, os.getpid())]
             self.process = starter.submit(start_python, __name__, arguments, handles).result(START_LIMIT_S)
         self._waited, self._asked_at, self._entries = 0.0, time.monotonic(), -1
-        self.channel = Channel(self.connection.fileno())
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; its fate says so
             for message in messages:
                 self.connection.send_bytes(message)
@@ -190,7 +152,7 @@ class SupervisedWorker:
         """Never blocks: a worker has at most one command, and that is short."""
         self._waited, self._asked_at = 0.0, time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; its fate says so
-            self.channel.send(command)
+            self.connection.send_bytes(command)
 
     def fate(self, wait_s: float = 0.0) -> os.waitid_result | None:
         """How its process ended; None while it lives. A connection closes a moment before its process can be asked."""
@@ -247,24 +209,26 @@ def map_control(handle: int, workers: int, slots: int) -> tuple[NDArray[Any], ND
     return activity, counts
 
 
-def map_rows(handle: int, spec: EnvironmentSpec, slots: int) -> tuple[RowBlock, Array, Flags]:
+def map_rows(
+    handle: int, spec: records.EnvironmentSpec, slots: int
+) -> tuple[records.RowBlock, records.Array, records.Flags]:
     """Shared: the rows, the actions, and which slots are asked to act."""
-    shape, dtype = action_layout(spec.action)
+    shape, dtype = records.action_layout(spec.action)
     asked = {"action": ((slots, *shape), dtype), "asked": ((slots,), "bool")}
-    arrays = _map(handle, {**block_fields(spec.observation, slots), **asked})
-    return block_over(arrays), arrays["action"], cast("Flags", arrays["asked"])
+    arrays = _map(handle, {**records.block_fields(spec.observation, slots), **asked})
+    return records.block_over(arrays), arrays["action"], cast("records.Flags", arrays["asked"])
 
 
-def _map(handle: int, fields: Fields) -> dict[str, Array]:
-    os.posix_fallocate(handle, 0, size_of(fields))  # never shrinks what another process has mapped
-    return carve(memoryview(mmap.mmap(handle, 0)), fields)
+def _map(handle: int, fields: records.Fields) -> dict[str, records.Array]:
+    os.posix_fallocate(handle, 0, records.size_of(fields))  # never shrinks what another process has mapped
+    return records.carve(memoryview(mmap.mmap(handle, 0)), fields)
 
 
 class Worker:
     """Some slots, and the loop that obeys the pool."""
 
     def __init__(self, connection: Connection, memory: Sequence[int], start: Mapping[str, Any]) -> None:
-        self._channel, self._start = Channel(connection.fileno()), start
+        self._connection, self._start = connection, start
         control, rows, self._scratch = memory
         activity, counts = map_control(control, start["workers"], start["slots"])
         self._activity = activity[start["index"]]
@@ -283,16 +247,13 @@ class Worker:
             member.bind(block, slot)
 
     def run(self) -> None:
-        self._channel.send(SPEC + write_spec(self._spec))
-        while True:
-            for command in self._channel.receive():  # waits for the pool; if that dies, the kernel ends this process
-                if command == QUIT:
-                    for member in self._members.values():
-                        member.close()
-                    return
-                self._rebuild() if command == REBUILD else self._step()
-                self._activity[PHASE] = IDLE
-                self._channel.send(DONE)
+        self._connection.send_bytes(SPEC + records.write_spec(self._spec))
+        while (command := self._connection.recv_bytes()) != QUIT:  # if the pool dies, the kernel ends this process
+            self._rebuild() if command == REBUILD else self._step()
+            self._activity[PHASE] = IDLE
+            self._connection.send_bytes(DONE)
+        for member in self._members.values():
+            member.close()
 
     def _step(self) -> None:
         for slot, member in self._members.items():
@@ -302,7 +263,7 @@ class Worker:
     def _rebuild(self) -> None:
         # By its name, with a position of its own: workers share the handle's.
         state = load(Path(f"/proc/self/fd/{self._scratch}").read_bytes())
-        actions = ActionHistory(self._start["slots"], self._spec.action).load_state_dict(state)
+        actions = records.ActionHistory(self._start["slots"], self._spec.action).load_state_dict(state)
         episodes, digests = state["episode"].tolist(), state["digest"].tolist()
         for slot, member in self._members.items():
             member.rebuild(episodes[slot], actions[slot], digests[slot])
@@ -315,7 +276,7 @@ class Worker:
 
     def _warn(self, key: str, sentence: str) -> None:
         """The pool logs it once for all its workers."""
-        self._channel.send(WARN + json.dumps([key[-LONGEST_TEXT:], _shortened(sentence)]).encode())
+        self._connection.send_bytes(WARN + json.dumps([key[-LONGEST_TEXT:], _shortened(sentence)]).encode())
 
 
 def _shortened(text: str) -> str:
@@ -348,6 +309,6 @@ def main() -> None:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except EXITS as error:
-            Channel(handle).send(_error_message(exit_of(error, name)))
+            connection.send_bytes(_error_message(exit_of(error, name)))
         except Exception as error:  # all of it is for the pool to hear
-            Channel(handle).send(_error_message(error))
+            connection.send_bytes(_error_message(error))

@@ -7,18 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from laser_rl.envs.records import Part
+from laser_rl.envs.records import ObservationSpec, Part
 from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.networks.recurrent import Memory, NoMemory
-from laser_rl.networks.torso import (
-    PICTURE,
-    ImpalaDeep,
-    Instruction,
-    LastStep,
-    ObservationNormaliser,
-    orthogonal,
-    split_parts,
-)
+from laser_rl.networks.torso import PICTURE, ImpalaDeep, Instruction, LastStep, ObservationNormaliser, orthogonal
 from laser_rl.ops.distributions import FORBIDDEN
 from laser_rl.types import Inputs
 
@@ -58,9 +50,7 @@ class AgentNetwork(nn.Module):
         normaliser: ObservationNormaliser | None = None,
         popart_tasks: int = 0,
         pixel_control: PixelControlHead | None = None,
-        scale: float = 1.0,
-        parts: Sequence[Part] = (),
-        mask: int = 0,
+        observation: ObservationSpec = ObservationSpec(()),  # noqa: B008 - frozen
         bf16: bool = False,
     ) -> None:
         super().__init__()
@@ -68,7 +58,7 @@ class AgentNetwork(nn.Module):
         self.torso, self.value_torso, self.normaliser = torso, value_torso, normaliser
         self.memory: Memory = memory or NoMemory(features)
         self.last, self.instruction, self.pixel_control = last, instruction, pixel_control
-        self.scale, self.parts, self.mask, self.bf16 = scale, tuple(parts), mask, bf16
+        self.scale, self.parts, self.mask, self.bf16 = observation.scale, observation.parts, observation.mask, bf16
         # A policy that starts near uniform, as small weights make it, explores before it has reasons not to.
         self.policy_head = orthogonal(nn.Linear(self.memory.features, parameter_size), gain=0.01)
         width = self.memory.features if value_torso is None else int(value_torso.features)  # type: ignore[arg-type]
@@ -139,6 +129,19 @@ class AgentNetwork(nn.Module):
                 return torso.from_bytes(seen, self.scale).float()
             features: Tensor = torso(seen)
             return features.float()
+
+
+def split_parts(flat: Tensor, parts: Sequence[Part]) -> dict[str, Tensor]:
+    """From stored bytes [N, bytes] to the scaled numbers of each part, float32 [N, ...]."""
+    found: dict[str, Tensor] = {}
+    pieces = torch.split(flat, [part.nbytes for part in parts], -1)
+    for part, piece in zip(parts, pieces, strict=True):
+        if part.dtype != "uint8":  # a copy: bytes in the middle of a row need not be aligned
+            piece = piece.clone(memory_format=torch.contiguous_format).view(torch.float32)  # noqa: PLW2901
+        shaped = piece.float().reshape(-1, *part.shape)
+        shaped = shaped if part.scale == 1.0 else shaped * part.scale
+        found[part.key] = shaped.contiguous(memory_format=torch.channels_last) if shaped.ndim == PICTURE else shaped
+    return found
 
 
 def side_by_side(network: AgentNetwork, members: int) -> Forward:

@@ -13,23 +13,13 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.heads import PixelControlHead
 from laser_rl.networks.recurrent import build_memory
-from laser_rl.networks.torso import (
-    CNN,
-    MLP,
-    ImpalaDeep,
-    Instruction,
-    LastStep,
-    ObservationNormaliser,
-    PartTorsos,
-    Tiles,
-)
+from laser_rl.networks.torso import Instruction, LastStep, ObservationNormaliser, PartTorsos, build_torso, part_torso
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 
 Shapes = dict[str, tuple[int, ...]]  # of the parts of an observation
 # A user's torso: a module, or a function of the observation's shape (stack included; a dict of parts has one of shapes) that makes one.
 TorsoSource = nn.Module | Callable[[Any], nn.Module]
-SMALL_PICTURE = 32
 
 
 def family_of(action: ActionSpec) -> Family:
@@ -53,37 +43,6 @@ def stacked_shape(observation: ObservationSpec, stack: int) -> tuple[int, ...]:
     if not observation.is_image:
         raise ConfigError(f"frame_stack is {stack}, but observations {observation.shape} are no pictures; set it to 1")
     return (stack * observation.shape[0], *observation.shape[1:])
-
-
-def build_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
-    name, picture = config.torso, len(shape) == 3  # noqa: PLR2004
-    if name == "auto":
-        name = "mlp" if not picture else "cnn" if max(shape[1:]) <= SMALL_PICTURE else "impala"
-    if not config.hidden:
-        raise ConfigError("network.hidden is empty, expected at least one layer size")
-    if name == "mlp":
-        return MLP(shape, config.hidden)
-    if not picture:
-        raise ConfigError(
-            f"torso {name} reads pictures [C, H, W], these observations have shape {shape}; use torso mlp"
-        )
-    if name == "impala":
-        return ImpalaDeep(shape, config.width)
-    if name == "cnn":
-        return CNN(shape, config.channels, config.hidden[-1])
-    if min(shape[1:]) < Tiles.TILE:
-        raise ConfigError(
-            f"torso tiles reads pictures of at least {Tiles.TILE}×{Tiles.TILE}, these have {shape[1]}×{shape[2]}; use torso impala"
-        )
-    return Tiles(shape, config.channels, config.hidden[-1])
-
-
-def _part_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
-    """Vectors get an MLP, small pictures a CNN, large ones what the configuration names: a Dict may hold all three."""
-    if len(shape) == 1:
-        return MLP(shape, config.hidden)
-    small = max(shape[1:]) <= SMALL_PICTURE or min(shape[1:]) < Tiles.TILE
-    return build_torso(config.model_copy(update={"torso": "cnn"}) if small and config.torso != "mlp" else config, shape)
 
 
 def build_network(
@@ -112,7 +71,7 @@ def build_network(
         shapes = {part.key: part.shape for part in parts}
         if torso is not None:
             return users_torso(torso, shapes)
-        return PartTorsos({key: _part_torso(config, own) for key, own in shapes.items()}, config.hidden[-1])
+        return PartTorsos({key: part_torso(config, own) for key, own in shapes.items()}, config.hidden[-1])
 
     own, last = make(), LastStep(spec.action, blind=not config.last_step)
     features = int(own.features) + (instruction.features if instruction else 0)  # type: ignore[arg-type]
@@ -127,9 +86,7 @@ def build_network(
         normaliser=ObservationNormaliser(shape) if config.normalise_observation else None,
         popart_tasks=max(1, len(spec.tasks)) if popart else 0,
         pixel_control=_pixel_control(spec, memory.features, pixel_control_cell) if pixel_control_cell else None,
-        scale=spec.observation.scale,
-        parts=parts,
-        mask=spec.observation.mask,
+        observation=spec.observation,
         bf16=config.precision == "bf16",
     )
 

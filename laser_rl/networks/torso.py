@@ -12,13 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from laser_rl.config import NetworkConfig
 from laser_rl.envs.instructions import VOCABULARY
 from laser_rl.envs.masks import choices_of
-from laser_rl.envs.records import ActionSpec, BoxActions, Part
+from laser_rl.envs.records import ActionSpec, BoxActions
+from laser_rl.errors import ConfigError
 from laser_rl.ops import moments
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 PICTURE = 4  # dimensions of [N, C, H, W]
+SMALL_PICTURE = 32
 
 
 class MLP(nn.Module):
@@ -145,17 +148,35 @@ class PartTorsos(nn.Module):
         return torch.relu(self.joint(torch.cat(found, -1)))
 
 
-def split_parts(flat: Tensor, parts: Sequence[Part]) -> dict[str, Tensor]:
-    """From stored bytes [N, bytes] to the scaled numbers of each part, float32 [N, ...]."""
-    found: dict[str, Tensor] = {}
-    pieces = torch.split(flat, [part.nbytes for part in parts], -1)
-    for part, piece in zip(parts, pieces, strict=True):
-        if part.dtype != "uint8":  # a copy: bytes in the middle of a row need not be aligned
-            piece = piece.clone(memory_format=torch.contiguous_format).view(torch.float32)  # noqa: PLW2901
-        shaped = piece.float().reshape(-1, *part.shape)
-        shaped = shaped if part.scale == 1.0 else shaped * part.scale
-        found[part.key] = shaped.contiguous(memory_format=torch.channels_last) if shaped.ndim == PICTURE else shaped
-    return found
+def build_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
+    name, picture = config.torso, len(shape) == 3  # noqa: PLR2004
+    if name == "auto":
+        name = "mlp" if not picture else "cnn" if max(shape[1:]) <= SMALL_PICTURE else "impala"
+    if not config.hidden:
+        raise ConfigError("network.hidden is empty, expected at least one layer size")
+    if name == "mlp":
+        return MLP(shape, config.hidden)
+    if not picture:
+        raise ConfigError(
+            f"torso {name} reads pictures [C, H, W], these observations have shape {shape}; use torso mlp"
+        )
+    if name == "impala":
+        return ImpalaDeep(shape, config.width)
+    if name == "cnn":
+        return CNN(shape, config.channels, config.hidden[-1])
+    if min(shape[1:]) < Tiles.TILE:
+        raise ConfigError(
+            f"torso tiles reads pictures of at least {Tiles.TILE}×{Tiles.TILE}, these have {shape[1]}×{shape[2]}; use torso impala"
+        )
+    return Tiles(shape, config.channels, config.hidden[-1])
+
+
+def part_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
+    """Vectors get an MLP, small pictures a CNN, large ones what the configuration names: a Dict may hold all three."""
+    if len(shape) == 1:
+        return MLP(shape, config.hidden)
+    small = max(shape[1:]) <= SMALL_PICTURE or min(shape[1:]) < Tiles.TILE
+    return build_torso(config.model_copy(update={"torso": "cnn"}) if small and config.torso != "mlp" else config, shape)
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

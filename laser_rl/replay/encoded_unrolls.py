@@ -15,7 +15,7 @@ import numcodecs.zstd  # type: ignore[import-untyped]
 import numpy as np
 import zstandard
 
-from laser_rl.replay.memory_layout import Bytes, Codec, Ids, Packed, cut, label, parts_of, shape_of, windows
+from laser_rl.replay.memory_layout import Bytes, Codec, Ids, Packed, cut, fields_of, parts_of, shape_of, windows
 from laser_rl.types import Batch, UnrollLayout
 
 LEVEL = 1  # of zstd
@@ -63,32 +63,28 @@ def unseal(layout: UnrollLayout, parcel: Packed) -> Packed:
 
 
 class Unpacking:
-    """From compressed blocks into batches; each thread keeps the memory that it needs on the way."""
+    """From packed unrolls into batches; each thread keeps the memory that it needs on the way."""
 
     def __init__(self, layout: UnrollLayout) -> None:
         self._layout, self._shape, self._local = layout, shape_of(layout), threading.local()
 
     def put(self, parcel: Packed, ids: Ids, batch: Batch, first_column: int) -> None:
+        """Fill columns of a batch of `allocate`; `ids` are those of the unrolls in the replay."""
         parts, last = parts_of(self._layout, batch), first_column + parcel.unrolls
         if last > len(parts.records):
             raise ValueError(f"columns {first_column} to {last - 1} asked of a batch of {len(parts.records)}")
-        parts.records[first_column:last].numpy()[...] = parcel.records
-        label(self._layout, ids, parts, first_column)
-        target = parts.frames[first_column:last].numpy()
-        if parcel.codec == "raw":
-            np.copyto(target, windows(self._layout, parcel.frames, target.shape[1]))
-        else:
-            self.decompress(parcel.frames.data, target)
+        records, target = (part[first_column:last].numpy() for part in parts)
+        records[...] = parcel.records
+        fields = fields_of(records, self._layout)
+        fields["id"][:], fields["weight"][:] = ids, 1.0
+        frames = parcel.frames
+        if parcel.codec == "zstd":
+            whole = target.shape[1] == self._shape.frame_rows
+            frames = target if whole else self.scratch(parcel.unrolls)
+            decompress(parcel.frames.data, frames)
+        if frames is not target:
+            np.copyto(target, windows(self._layout, frames, target.shape[1]))
         cut(self._layout, parts, first_column, last)
-
-    def decompress(self, blocks: bytes | memoryview, target: Bytes) -> None:
-        """Blocks one behind the other into [n, rows, bytes of a row]; stacks are not cut yet."""
-        if target.shape[1] == self._shape.frame_rows:
-            decompress(blocks, target)
-            return
-        frames = self.scratch(len(target))
-        decompress(blocks, frames)
-        np.copyto(target, windows(self._layout, frames, target.shape[1]))
 
     def scratch(self, count: int) -> Bytes:
         """Room for single frames, kept by each thread: fresh memory costs more than what is written into it."""

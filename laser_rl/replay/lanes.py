@@ -9,7 +9,6 @@ every reader keeps an index of its own; one made from scratch over the same unro
 """
 
 import logging
-from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_layout import Ids
 from laser_rl.replay.mixer import Sampler, State, columns_of
-from laser_rl.replay.store import Evicted, Replay
+from laser_rl.replay.store import ATTEMPTS, NONE, Evicted, Replay, outrun
 from laser_rl.types import Batch
 
 log = logging.getLogger("laser_rl.replay")
@@ -29,8 +28,6 @@ LANE = np.dtype([("next", "i8"), ("last", "i8")])
 EPISODE = np.dtype([("first", "i8"), ("row", "i8"), ("last", "i8"), ("end", "i8")])
 FIELDS = ("member", "slot", "episode", "is_first", "terminated", "truncated")
 BLOCK = 1024  # unrolls read at once: a millisecond under the lock
-ATTEMPTS = 100  # writers would have to go round the whole ring so often while one block is read
-NONE = -1
 
 
 class _Stream(NamedTuple):
@@ -49,17 +46,10 @@ class EpisodeIndex:
         self.evicted = False  # something that the index knew has left
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._next = np.full(store.capacity, NONE, np.int64)  # of the unroll in each place of the ring
-        self._rows = np.zeros(64, EPISODE)  # those drawable lie from _begin to _stop
-        self._begin = self._stop = 0
-        self._longest = 0  # episode so far, in ids from its first to its last unroll
+        self.table = np.zeros(0, EPISODE)  # the episodes whose unrolls are all held, by completion
 
     def __len__(self) -> int:
-        return self._stop - self._begin
-
-    @property
-    def table(self) -> NDArray[np.void]:
-        """The episodes whose unrolls are all held, by completion: a view that holds until the next refresh."""
-        return self._rows[self._begin : self._stop]
+        return len(self.table)
 
     def refresh(self) -> None:
         for _ in range(ATTEMPTS):
@@ -73,7 +63,8 @@ class EpisodeIndex:
             except Evicted:
                 continue
             self.first, self.end = first, end
-            self._forget()
+            if (self.table["first"] < first).any():
+                self.table = self.table[self.table["first"] >= first]
             return
         raise outrun(self._store)
 
@@ -104,27 +95,9 @@ class EpisodeIndex:
                     found.append((*begun, i, at))
                 begun = None if end else (i, at)
             self._streams[member, slot] = _Stream(i, follows, shared, begun)
-        self._append(np.array(found, EPISODE))
+        if found:
+            self.table = np.concatenate([self.table, np.array(found, EPISODE)])
         self.end = int(ids[-1]) + 1
-
-    def _append(self, episodes: NDArray[np.void]) -> None:
-        count = len(episodes)
-        if self._stop + count > len(self._rows):
-            rows = np.zeros(2 * (len(self) + count), EPISODE)
-            rows[: len(self)] = self.table
-            self._rows, self._begin, self._stop = rows, 0, len(self)
-        self._rows[self._stop : self._stop + count] = episodes
-        self._stop += count
-        if count:
-            self._longest = max(self._longest, int((episodes["last"] - episodes["first"]).max()))
-
-    def _forget(self) -> None:
-        """Episodes that began before `first`. They were complete `_longest` ids later, so only the beginning of the table changes."""
-        stop = self._begin + bisect_left(self.table, self.first + self._longest, key=lambda episode: episode["last"])
-        kept = self._rows[self._begin : stop]
-        kept = kept[kept["first"] >= self.first]
-        self._begin = stop - len(kept)
-        self._rows[self._begin : stop] = kept
 
 
 def _marks(begins: NDArray[np.bool_], ends: NDArray[np.bool_]) -> list[list[tuple[int, bool]]]:
@@ -134,13 +107,6 @@ def _marks(begins: NDArray[np.bool_], ends: NDArray[np.bool_]) -> list[list[tupl
     for i, *mark in zip(unroll.tolist(), row.tolist(), (end == 1).tolist(), strict=True):
         marks[i].append((mark[0], mark[1]))
     return marks
-
-
-def outrun(store: Replay) -> ConfigError:
-    return ConfigError(
-        f"unrolls leave the replay before they can be read, again and again: it holds only {store.capacity} of them; "
-        "raise --replay.capacity-steps"
-    )
 
 
 class Lanes(Sampler):

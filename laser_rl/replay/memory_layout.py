@@ -8,7 +8,7 @@ other, so the stack at row t is the run of bytes that begins at frame t: windows
 `is_first` belong to another episode (or to none) and are zero.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple, cast
@@ -25,8 +25,7 @@ Bytes = NDArray[np.uint8]
 Ids = NDArray[np.int64]
 Codec = Literal["raw", "zstd"]
 # More fields of a record: zero in the store, set in a batch.
-ONLINE, CARRIED, WEIGHT, ID = "online", "carried", "weight", "id"
-OF_BATCH = {ONLINE: "bool", CARRIED: "bool", WEIGHT: "float32", ID: "int64"}
+OF_BATCH = {"online": "bool", "carried": "bool", "weight": "float32", "id": "int64"}
 ALIGNMENT = 64  # of a record: a cache line; every field starts at a multiple of 8 so that it can be viewed as its type
 
 
@@ -242,27 +241,6 @@ class DeviceBatch:
             is_first = self._parts.records[:, offset : offset + sizes.frame_rows].view(torch.bool)
             stack_into(self._layout, self._parts.frames, is_first, self._stacks)
         return self.batch
-
-
-def put_packed(layout: UnrollLayout, blocks: Iterable[Packed], batch: Batch, first_column: int) -> None:
-    """Fill columns of a batch from packed unrolls that are in no store: the same bytes as `Replay.gather` gives, but online."""
-    parts = parts_of(layout, batch)
-    records, frames, at = parts.records.numpy(), parts.frames.numpy(), first_column
-    for block in blocks:
-        end = at + len(block.records)
-        if end > len(records):
-            raise ValueError(f"columns {at} to {end - 1} asked of a batch of {len(records)}")
-        records[at:end] = block.records
-        frames[at:end] = windows(layout, block.frames, frames.shape[1])
-        at = end
-    fields = fields_of(records[first_column:at], layout)
-    fields[ONLINE][:], fields[WEIGHT][:], fields[ID][:] = True, 1.0, -1
-    cut(layout, parts, first_column, at)
-
-
-def label(layout: UnrollLayout, ids: Ids, parts: Parts, first: int) -> None:
-    fields = fields_of(parts.records[first : first + len(ids)].numpy(), layout)
-    fields[ID][:], fields[WEIGHT][:] = ids, 1.0
 
 
 def _observation(layout: UnrollLayout, frames: Tensor) -> Tensor:

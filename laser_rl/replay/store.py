@@ -4,7 +4,7 @@ Thread safety: one lock, of all processes if the store is shared. Its holder cop
 ring, or rows (and compressed blocks) out of it. Compressing and decompressing happen outside of it, on private copies. So a row is
 never seen half written, and what `sample_into` has drawn cannot be overwritten before it is read.
 
-A writer may be killed between any two writes (`_Ring`); then the lock is free (`shared_lock`). What is held are the ids from FIRST to NEXT,
+A writer may be killed between any two writes (`_Ring`); then the lock is free (`SharedLock`). What is held are the ids from FIRST to NEXT,
 each in the row `id % capacity`, and the order of writes keeps that true: FIRST moves on before a row is overwritten, and NEXT once the new
 row is complete. Readers rely on nothing else. So of an insert that was cut off a few whole unrolls may be there, never a part of one; the
 oldest may have left for nothing. Only the count of compressed bytes has to be made again: a writer raises the flag UNSETTLED before its
@@ -24,24 +24,23 @@ from numpy.typing import NDArray
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import Unpacking, compress, unseal
 from laser_rl.replay.memory_estimate import default_budget, resolve_codec, unrolls_of
-from laser_rl.replay.memory_layout import (
-    Bytes,
-    Codec,
-    Ids,
-    Packed,
-    Parts,
-    cut,
-    fields_of,
-    label,
-    pack,
-    parts_of,
-    shape_of,
-    unpack,
-    windows,
+from laser_rl.replay.memory_layout import Bytes, Codec, Ids, Packed, fields_of, pack, unpack
+from laser_rl.replay.shared import (
+    COMPRESSED,
+    FIRST,
+    NEXT,
+    TOUCHED,
+    UNSETTLED,
+    Handle,
+    LentBlock,
+    Room,
+    SharedLock,
+    make_room,
 )
-from laser_rl.replay.shared import COMPRESSED, FIRST, NEXT, TOUCHED, UNSETTLED, Handle, LentBlock, Room, make_room
-from laser_rl.replay.shared_lock import SharedLock
 from laser_rl.types import Array, Batch, UnrollLayout, Unrolls
+
+ATTEMPTS = 100  # writers would have to go round the whole ring so often while one block is read
+NONE = -1  # in place of an id
 
 
 class _Ring:
@@ -152,7 +151,7 @@ class Replay:
         self.budget_bytes: int | None = None
         if self.codec == "zstd":
             self.budget_bytes = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
-        self._shape, self._unpacking = shape_of(layout), Unpacking(layout)
+        self._unpacking = Unpacking(layout)
         handed = shared.file if isinstance(shared, Handle) else None
         self._room = make_room(layout, self.capacity, self.budget_bytes, shared=bool(shared), handed=handed)
         if self._room.file is not None:
@@ -230,18 +229,16 @@ class Replay:
 
     def gather(self, ids: Ids, batch: Batch, first_column: int) -> None:
         """Fill columns of a batch of `allocate`; `Evicted` if one of the unrolls has left."""
-        parts = parts_of(self.layout, batch)
         with self.lock:
-            blocks = self._pin(self._slots(ids), parts, first_column)
-        self._finish(ids, blocks, parts, first_column)
+            copies = self._copies(self._slots(ids), self._unpacking.scratch(len(ids)))
+        self._unpacking.put(copies, ids, batch, first_column)
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
         """Fill columns with unrolls drawn uniformly, with replacement; nothing that was drawn can leave in between."""
-        parts = parts_of(self.layout, batch)
         with self.lock:
             ids = self._draw(count, random)
-            blocks = self._pin(ids % self.capacity, parts, first_column)
-        self._finish(ids, blocks, parts, first_column)
+            copies = self._copies(ids % self.capacity, self._unpacking.scratch(count))
+        self._unpacking.put(copies, ids, batch, first_column)
         return ids
 
     def _draw(self, count: int, random: np.random.Generator) -> Ids:
@@ -256,39 +253,16 @@ class Replay:
             raise Evicted(f"unrolls {int(ids.min())} to {int(ids.max())} asked, {first} to {end - 1} held")
         return ids % self.capacity
 
-    def _pin(self, slots: Ids, parts: Parts, first: int) -> bytes | None:
-        """Under the lock: copy the records, and raw frames to their place or compressed ones aside."""
-        last = first + len(slots)
-        if last > len(parts.records):
-            raise ValueError(f"columns {first} to {last - 1} asked of a batch of {len(parts.records)}")
+    def _copies(self, slots: Ids, frames: Bytes | None = None) -> Packed:
+        """Under the lock; raw frames in fresh memory, or in `frames`."""
         # numpy's take, not torch's index_select: as fast on one thread, and no team of threads to wait for on a busy machine.
-        self._records.take(slots, 0, parts.records[first:last].numpy(), "clip")
-        if self.codec == "zstd":
-            return self._blocks(slots)
-        target = parts.frames[first:last].numpy()
-        if target.shape[1] == self._shape.frame_rows:
-            self._frames.take(slots, 0, target.reshape(len(slots), self._shape.frames_bytes), "clip")
-        else:
-            frames = self._frames.take(slots, 0, self._unpacking.scratch(len(slots)), "clip")
-            np.copyto(target, windows(self.layout, frames, target.shape[1]))
-        return None
-
-    def _blocks(self, slots: Ids) -> bytes:
-        places = zip(self._room.address[slots].tolist(), self._room.length[slots].tolist(), strict=True)
-        return b"".join([self._room.blocks[address : address + length] for address, length in places])
-
-    def _finish(self, ids: Ids, blocks: bytes | None, parts: Parts, first: int) -> None:
-        last = first + len(ids)
-        label(self.layout, ids, parts, first)
-        if blocks is not None and len(ids):
-            self._unpacking.decompress(blocks, parts.frames[first:last].numpy())
-        cut(self.layout, parts, first, last)
-
-    def _copies(self, slots: Ids) -> Packed:
+        records = self._records.take(slots, 0)
         if self.codec == "raw":
-            return Packed(self._records[slots], self._frames[slots])
-        blocks = np.frombuffer(self._blocks(slots), np.uint8)
-        return Packed(self._records[slots], blocks, self._room.length[slots])
+            return Packed(records, self._frames.take(slots, 0, frames, "clip"))
+        lengths = self._room.length[slots]
+        places = zip(self._room.address[slots].tolist(), lengths.tolist(), strict=True)
+        blocks = b"".join([self._room.blocks[address : address + length] for address, length in places])
+        return Packed(records, np.frombuffer(blocks, np.uint8), lengths)
 
     def export(self, ids: Ids) -> Unrolls:
         with self.lock:
@@ -313,6 +287,13 @@ class Replay:
             held = self._room.members[self._ring.held()]
         counts = np.bincount(held)  # not unique, which sorts: a shard is asked every second, and holds half a million
         return {member: int(counts[member]) / len(held) for member in np.flatnonzero(counts).tolist()}
+
+
+def outrun(store: Replay) -> ConfigError:
+    return ConfigError(
+        f"unrolls leave the replay before they can be read, again and again: it holds only {store.capacity} of them; "
+        "raise --replay.capacity-steps"
+    )
 
 
 def borrow(layout: UnrollLayout, lent: LentBlock) -> Replay:

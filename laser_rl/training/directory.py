@@ -1,15 +1,14 @@
 """`RunDirectory`: lock a run directory, write and restore checkpoints there, refuse or clear what an earlier run left."""
 
 import contextlib
-import functools
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import Loaded, Mended, RunLock, SegmentEntry, Snapshot, guarded, lock, manifest
+from laser_rl.checkpoint import Loaded, Mended, RunLock, Snapshot, guarded, lock, manifest
 from laser_rl.checkpoint.guarded import Damaged, fitting
 from laser_rl.checkpoint.snapshot import flat, grouped, member_name
 from laser_rl.config import Config
@@ -70,20 +69,14 @@ class RunDirectory:
     def save(self, trainer: Trainer) -> Path:
         """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
         states = [saving.member_state(training) for training in trainer.trainings]
-        replays = functools.partial(self.write_stores, trainer.stores)
-        return self.write(trainer, states, replays, trainer.group.actor_state())
+        return self.write(trainer, states, trainer.group.actor_state())
 
-    def write(
-        self,
-        run: Run,
-        states: Sequence[saving.MemberState],
-        write_replays: Callable[[], saving.Written],
-        actors: Mapping[str, Mapping[str, Any]],
-    ) -> Path:
-        """Whole or not at all: a file that `write_replays` writes is removed again if the checkpoint fails."""
+    def write(self, run: Run, states: Sequence[saving.MemberState], actors: Mapping[str, Mapping[str, Any]]) -> Path:
+        """Whole or not at all: new segments of the run's stores are removed again if the checkpoint fails."""
         step, tensors = run.steps, {member_name(number): flat(state.tensors) for number, state in enumerate(states)}
         try:
-            replays, segments = write_replays()
+            replays = [self._files_of(number, store).write(store) for number, store in enumerate(run.stores)]
+            segments = [entry for files in self._segments.values() for entry in files.entries]
             numbers = {"members": [state.numbers for state in states], "trainer": run.state_dict()}
             state = {**numbers, "replays": replays, SETTINGS: described(self.settings)}
             snapshot = Snapshot(step=step, tensors={**actors, **tensors}, state=state, segments=segments)
@@ -119,15 +112,21 @@ class RunDirectory:
             trainer.write("event", {"event": saving.MENDED, **mended.values})
         return True
 
-    def write_stores(self, stores: Sequence[Replay]) -> saving.Written:
-        ids = [self._files_of(number, store).write(store) for number, store in enumerate(stores)]
-        return ids, self.segments()
-
-    def segments(self) -> tuple[SegmentEntry, ...]:
-        return tuple(entry for files in self._segments.values() for entry in files.entries)
-
     def fill(self, stores: Sequence[Replay], loaded: Loaded) -> Mended | None:
-        return saving.fill_stores(loaded, [(self._files_of(*one), one[1]) for one in enumerate(stores)])
+        """Load the replays of a checkpoint; of damaged ones what can be read, with a warning that names what is lost."""
+        names, ids = {problem.path.name for problem in loaded.damaged}, loaded.state["replays"]
+        each = enumerate(stores)
+        found = [self._files_of(at, store).fill(store, loaded.segments, ids[at], names) for at, store in each]
+        mended = [one for one in found if one is not None]
+        if not mended:
+            return None
+        whole = Mended(*(sum(counts) for counts in zip(*mended, strict=True)))
+        log.warning(
+            "%d replay segments are damaged (%s): %d unrolls are lost, of %d episodes at least; the other %d are kept. "
+            "The run goes on, but not bit for bit: lanes and priorities begin anew",
+            len(names), "; ".join(map(str, loaded.damaged[:3])), whole.lost, whole.episodes, whole.kept,
+        )  # fmt: skip
+        return whole
 
     def close(self) -> None:
         self.log.close()

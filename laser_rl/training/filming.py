@@ -33,10 +33,6 @@ MOST_FRAMES, FRAMES_PER_SECOND = 1800, 30  # of a short film: a minute
 GIF_FRAMES = 3000
 
 
-class FilmFailed(UserError):
-    """ffmpeg did not write a whole file."""
-
-
 def film(
     trained: Trained,
     path: Path,
@@ -173,11 +169,9 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
         raise _failed(path) from None
     assert ffmpeg.stdin is not None  # noqa: S101
     try:
-        for frame in itertools.chain([first], frames):
-            try:
+        with contextlib.suppress(BrokenPipeError):  # its status tells
+            for frame in itertools.chain([first], frames):
                 ffmpeg.stdin.write(frame.tobytes())
-            except BrokenPipeError:  # its status tells
-                break
         with contextlib.suppress(subprocess.TimeoutExpired):
             ffmpeg.communicate(timeout=60.0)
     finally:
@@ -187,9 +181,9 @@ def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) ->
         raise _failed(path)
 
 
-def _failed(path: Path) -> FilmFailed:
+def _failed(path: Path) -> UserError:
     free = shutil.disk_usage(path.parent).free / 1e6
-    return FilmFailed(
+    return UserError(
         f"ffmpeg could not write a film into {path.parent}, where {free:,.1f} MB are free; "
         "free some space, or try another ending: .gif"
     )

@@ -15,8 +15,9 @@ What this rule settles:
 """
 
 import copy
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -59,24 +60,25 @@ class PbtConfig(Frozen):
         if unknown := sorted(set(self.limits) - set(self.tuned)):
             raise ValueError(f"limits of {', '.join(unknown)}, which are not tuned; tune them or leave the limits out")
         for name in self.tuned:
-            _can_move(name, self.limits.get(name))
+            low, high = self.limits.get(name, (1e-30, 1e30))
+            if not 0 < low < high:
+                raise ValueError(f"limits of {name} are {low, high}; expected 0 < low < high")
+            require_real(name, (low, math.sqrt(low * high), high))
         if len({full_name(name) for name in self.tuned}) < len(self.tuned):
             raise ValueError(f"tuned names a setting twice: {', '.join(self.tuned)}; name each once")
         return self
 
 
-def _can_move(name: str, limits: tuple[float, float] | None) -> None:
-    """ValueError now if the configuration would refuse a move: that would end the sweep hours later."""
-    if limits is not None and not 0 < limits[0] < limits[1]:
-        raise ValueError(f"limits of {name} are {limits}; expected 0 < low < high")
-    low, high = limits or (1e-30, 1e30)
+def require_real(name: str, values: Iterable[Any]) -> None:
+    """ValueError now if the configuration would refuse one of these values, or a number between: that would end the sweep hours later."""
     try:
-        for value in (low, math.sqrt(low * high), high):
-            override(Config(), {name: value})
+        found = [functools.reduce(getattr, full_name(name).split("."), override(Config(), {name: v})) for v in values]
     except ConfigError as error:
         raise ValueError(
             f"{error}; a tuned setting is a real number, and one that has a range needs limits inside it"
         ) from None
+    if not all(isinstance(value, float) for value in found):
+        raise ValueError(f"{name} cannot be searched or tuned: expected a setting of real numbers")
 
 
 def paper(*, score_low: float | None = None, score_high: float | None = None) -> PbtConfig:

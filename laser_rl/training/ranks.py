@@ -31,6 +31,7 @@ from laser_rl.agent.loss import require_splittable
 from laser_rl.agent.parallel import Team, own_columns
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config, override, validated
+from laser_rl.envs.construct import stored_name
 from laser_rl.envs.records import EnvironmentSpec, carve, read_spec, size_of, write_spec
 from laser_rl.errors import ConfigError
 from laser_rl.gpu_streams import own_stream
@@ -327,16 +328,13 @@ def devices_of(first: torch.device, count: int) -> list[torch.device]:
 
 def reference_of(torso: TorsoSource) -> str:
     """What a user's torso is called where another process can import it, "module:name"; ConfigError where it cannot."""
-    module, name = getattr(torso, "__module__", ""), getattr(torso, "__qualname__", "")
-    found: object = None if isinstance(torso, torch.nn.Module) or module == "__main__" else sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not torso:
+    name, _ = stored_name(torso)
+    if name.startswith("<"):
         raise ConfigError(
             f"with run.devices other processes build the network as well, and cannot import {torso!r}; hand in a class or a "
             "function of a module (not of the script itself, no lambda, no instance), or use run.devices 1"
         )
-    return f"{module}:{name}"
+    return name
 
 
 def main(start: Mapping[str, Any]) -> int:

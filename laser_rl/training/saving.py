@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +23,7 @@ from laser_rl.config import Config
 from laser_rl.envs.records import write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, UserError
-from laser_rl.replay.lanes import ATTEMPTS, outrun
-from laser_rl.replay.store import Evicted, Replay
+from laser_rl.replay.store import ATTEMPTS, Evicted, Replay, outrun
 from laser_rl.training.build import keep_in_step
 from laser_rl.training.files import command_for, read_sweep
 from laser_rl.training.member_training import MemberTraining
@@ -34,7 +33,6 @@ log = logging.getLogger("laser_rl.training")
 SEGMENT_UNROLLS = 4096
 STORE_IDS = 1 << 40  # numbers of unrolls on disk that each of several stores has to itself
 MENDED = "replay_mended"  # the event that says what is lost of a damaged replay
-Written = tuple[list[dict[str, int]], tuple[SegmentEntry, ...]]  # ids that each store holds, and the segments with them
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
 
@@ -122,11 +120,13 @@ class Segments:
                 self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
         return {"first_id": first, "next_id": last}
 
-    def revert(self) -> None:
-        """The checkpoint was not written, and what `write` has added is removed; without a file of before, all is written anew."""
+    def revert(self) -> bool:
+        """The checkpoint was not written, and what `write` has added is removed; False if a file of before is gone: all is written anew."""
         self.entries, self._streams = self._before
-        if not all((self._folder / entry.name).exists() for entry in self.entries):
+        whole = all((self._folder / entry.name).exists() for entry in self.entries)
+        if not whole:
             self.entries, self._streams = [], Streams()
+        return whole
 
     def fill(
         self, replay: Replay, entries: tuple[SegmentEntry, ...], ids: Mapping[str, int], damaged: Collection[str] = ()
@@ -168,22 +168,6 @@ def _exported(replay: Replay, begin: int, end: int) -> tuple[int, Unrolls]:
         with contextlib.suppress(Evicted):  # by another process, since we looked
             return begin, replay.export(np.arange(begin, end))
     raise outrun(replay)
-
-
-def fill_stores(loaded: Loaded, stores: Sequence[tuple[Segments, Replay]]) -> Mended | None:
-    """Load the replays of a checkpoint; of damaged ones what can be read, with a warning that names what is lost."""
-    names, ids = {problem.path.name for problem in loaded.damaged}, loaded.state["replays"]
-    found = [files.fill(replay, loaded.segments, ids[at], names) for at, (files, replay) in enumerate(stores)]
-    mended = [one for one in found if one is not None]
-    if not mended:
-        return None
-    whole = Mended(*(sum(counts) for counts in zip(*mended, strict=True)))
-    log.warning(
-        "%d replay segments are damaged (%s): %d unrolls are lost, of %d episodes at least; the other %d are kept. "
-        "The run goes on, but not bit for bit: lanes and priorities begin anew",
-        len(names), "; ".join(map(str, loaded.damaged[:3])), whole.lost, whole.episodes, whole.kept,
-    )  # fmt: skip
-    return whole
 
 
 def earlier_members(config: Config) -> int:

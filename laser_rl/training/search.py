@@ -81,14 +81,10 @@ class SearchState:
         require_modules("a search", "search", "optuna")
         import optuna  # noqa: F401, PLC0415 - an extra; here, since it takes a second, which no decision should
 
-        self.config, self.space, self.seed = config, space, seed
+        self.config, self.space, self.seed, self.tuned = config, space, seed, tuple(space)
         self.trial_steps = config.trial_steps or max(1, min(steps, 2 * steps * len(first) // config.trials))
         self.trials = [Trial(k, k, 0, dict(own)) for k, own in enumerate(first)]
         self.history: list[Exploit] = []
-
-    @property
-    def tuned(self) -> tuple[str, ...]:
-        return tuple(self.space)
 
     def current(self) -> dict[int, Trial]:
         """The newest trial of each member."""
@@ -111,9 +107,11 @@ class SearchState:
         complete = [trial for trial in current.values() if trial.state == "complete"]
         leader = max(complete, key=lambda trial: trial.score, default=None)
         ended = [member for member, one in current.items() if one.state != "running" and one is not leader]
+        known = [row for row in standing if row.member not in ended and math.isfinite(row.score)]
+        heir = max(known, key=lambda row: row.score).member if self.config.inherit and known else None
         exploits: list[Exploit] = []
         for member in ended[: max(0, self.config.trials - len(self.trials))]:
-            donor = self._donor(member, [row for row in standing if row.member not in ended])
+            donor = member if heir is None else heir  # its own number stands for new parameters
             number = len(self.trials)
             after = self._proposed(number)
             exploits.append(
@@ -133,11 +131,6 @@ class SearchState:
             self.trials.append(Trial(number, member, int(rows[member].steps), after))
         self.history += exploits
         return exploits
-
-    def _donor(self, member: int, others: Sequence[Standing]) -> int:
-        """Whose parameters the next trial of a member begins with; its own number stands for new ones."""
-        known = [row for row in others if math.isfinite(row.score)]
-        return max(known, key=lambda row: row.score).member if self.config.inherit and known else member
 
     def _report(self, trial: Trial, look: int, score: float) -> None:
         """A score that is no number is no report: no episode has ended, or the parameters are lost."""
@@ -164,8 +157,19 @@ class SearchState:
         return pruned
 
     def _proposed(self, number: int) -> dict[str, float]:
-        asked = self._study(sampler_seed=(self.seed + number) % 2**32).ask(distributions(self.space))
-        return {name: _value(self.space[name], asked.params[name]) for name in self.space}
+        asked = self._study(sampler_seed=(self.seed + number) % 2**32).ask(self._distributions())
+        return {name: float(asked.params[name]) for name in self.space}
+
+    def _distributions(self) -> dict[str, Any]:
+        """Optuna's for ours; the numbers of a choice may be text, as YAML reads 1e-3."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution  # noqa: PLC0415 - an extra
+
+        return {
+            name: CategoricalDistribution(list(map(float, own.values)))
+            if own.kind == "choice"
+            else FloatDistribution(own.low, own.high, log=own.kind == "log_uniform")
+            for name, own in self.space.items()
+        }
 
     def _study(self, *, sampler_seed: int) -> Any:
         """Optuna's view of the records."""
@@ -188,7 +192,7 @@ class SearchState:
                 "none": pruners.NopPruner,
             }[self.config.pruner]()
         study = optuna.create_study(direction="maximize", study_name="laser", sampler=sampler, pruner=pruner)
-        states, spaces = optuna.trial.TrialState, distributions(self.space)
+        states, spaces = optuna.trial.TrialState, self._distributions()
         of = {"running": states.RUNNING, "complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
         for trial in self.trials:
             # A complete trial that goes on is judged by what it had when it was complete: others have had no more steps.
@@ -198,7 +202,7 @@ class SearchState:
                 optuna.trial.create_trial(
                     state=of[trial.state] if value is not None or trial.state != "pruned" else states.FAIL,
                     value=value,
-                    params={name: _parameter(self.space[name], trial.settings[name]) for name in self.space},
+                    params={name: _parameter(own, trial.settings[name]) for name, own in self.space.items()},
                     distributions=spaces,
                     intermediate_values=reports,
                     system_attrs=dict(trial.attributes),
@@ -223,21 +227,5 @@ class SearchState:
         self.history = [exploit_of(record) for record in state["history"]]
 
 
-def distributions(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Optuna's distributions for ours; of a choice, the place in its list."""
-    from optuna import distributions as theirs  # noqa: PLC0415 - an extra
-
-    return {
-        name: theirs.CategoricalDistribution(range(len(own.values)))
-        if own.kind == "choice"
-        else theirs.FloatDistribution(own.low, own.high, log=own.kind == "log_uniform")
-        for name, own in space.items()
-    }
-
-
-def _parameter(own: Any, value: float) -> Any:
-    return own.values.index(value) if own.kind == "choice" else min(max(value, own.low), own.high)
-
-
-def _value(own: Any, parameter: Any) -> float:
-    return float(own.values[parameter] if own.kind == "choice" else parameter)
+def _parameter(own: Any, value: float) -> float:
+    return float(value) if own.kind == "choice" else min(max(value, own.low), own.high)

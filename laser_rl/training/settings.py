@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from laser_rl.config import Config, CountOrNone, Frozen, ReplayConfig, RunConfig, full_name, override, problems, unknown
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, suggestion
-from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.pbt import PbtConfig, require_real
 from laser_rl.training.search import SearchConfig
 
 FORMAT = 1
@@ -193,11 +193,9 @@ class SweepConfig(Frozen):
                 f"{self.draws} members and {search.trials} trials"
             )
         for name, own in self.random.items():
-            values = (
-                own.values if isinstance(own, Choice) else (own.low, math.sqrt(2) / 2 * (own.low + own.high), own.high)
-            )
-            if full_name(name).partition(".")[0] not in {"loss", "optimiser"} or not _are_numbers(name, values):
-                raise ValueError(f"{name} cannot be searched: expected real numbers of loss or optimiser")
+            if full_name(name).partition(".")[0] not in {"loss", "optimiser"}:
+                raise ValueError(f"{name} cannot be searched: expected a setting of loss or optimiser")
+            require_real(name, own.values if isinstance(own, Choice) else (own.low, own.high))
 
     @property
     def moved(self) -> tuple[str, ...]:
@@ -225,16 +223,6 @@ class SweepConfig(Frozen):
             online = max(1, batch - int(batch * fraction + 0.5))
             base = override(base, {"replay.fraction": 0.0, "loss.batch_unrolls": online})
         return (base,) if self.single else member_configs(base, self.settings)
-
-
-def _are_numbers(name: str, values: Sequence[Any]) -> bool:
-    """Whether a setting takes all of these, and takes real numbers."""
-    try:
-        found = [override(Config(), {name: value}).model_dump() for value in values]
-    except ConfigError:
-        return False
-    section, _, field = full_name(name).partition(".")
-    return all(isinstance(one[section][field], float) for one in found)
 
 
 def with_source(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

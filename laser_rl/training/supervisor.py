@@ -18,14 +18,14 @@ from typing import Unpack
 import numpy as np
 
 from laser_rl import checkpoint
-from laser_rl.checkpoint import Loaded, Mended
+from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
 from laser_rl.metrics.rows import Kind, Value
-from laser_rl.replay.shared_lock import SharedLock
+from laser_rl.replay.shared import SharedLock
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import Member
@@ -38,7 +38,7 @@ from laser_rl.training.member_process import GpuSemaphore, SharedStateStore, Sta
 from laser_rl.training.member_training import MemberTraining, Progress
 from laser_rl.training.pbt import Exploit, order_of
 from laser_rl.training.process_handle import ProcessHandle
-from laser_rl.training.saving import MENDED, MemberState, Written, load_learner, packed, parsed, published, warm_start
+from laser_rl.training.saving import MENDED, MemberState, load_learner, packed, parsed, published, warm_start
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import SAY_AFTER_S, StallWarning
 from laser_rl.training.stop import Stop, signals
@@ -92,16 +92,6 @@ class SweepSupervisor(Run, ABC):
 
     @abstractmethod
     def _tell(self, exploit: Exploit) -> None: ...
-
-    def _write_replays(self) -> Written:
-        return self.directory.write_stores(self.stores)
-
-    def _fill_replays(self, loaded: Loaded) -> Mended | None:
-        return self.directory.fill(self.stores, loaded)
-
-    def _warm_start(self) -> None:
-        for store in self.stores:
-            warm_start(store, self.sweep.base, members=len(self.members))
 
     @property
     def steps(self) -> int:
@@ -196,7 +186,7 @@ class SweepSupervisor(Run, ABC):
         states = [parsed(self._states.get(number)) for number in range(self._states.members)]
         for number, state in enumerate(states):
             state.numbers["training"]["steps"] = int(self._states.steps[number])
-        return self.directory.write(self, states, self._write_replays, {})
+        return self.directory.write(self, states, {})
 
     def _begin(self) -> None:
         """Publish what members begin with: the newest checkpoint that verifies or, if none was ever written, their first parameters."""
@@ -205,7 +195,8 @@ class SweepSupervisor(Run, ABC):
             if self._offset:  # an earlier start left rows, but no checkpoint: they are void
                 for member in (None, *(() if self.sweep.single else range(self._states.members))):
                     self.directory.log.resumed(0, 0, member)
-            self._warm_start()
+            for store in self.stores:
+                warm_start(store, self.sweep.base, members=len(self.members))
             for number, training in enumerate(self.trainings):
                 self._states.put(number, published(training))
         else:
@@ -216,7 +207,7 @@ class SweepSupervisor(Run, ABC):
 
     def _go_on(self, loaded: Loaded) -> None:
         with fitting(loaded.path):
-            mended = self._fill_replays(loaded)
+            mended = self.directory.fill(self.stores, loaded)
             for number, numbers in enumerate(loaded.state["members"]):
                 state = MemberState(grouped(loaded.tensors[member_name(number)]), numbers)
                 self._states.put(number, packed(state))

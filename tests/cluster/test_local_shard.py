@@ -16,7 +16,7 @@ from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import ShardedReplay
 from laser_rl.errors import ConfigError
-from laser_rl.replay import shared_lock
+from laser_rl.replay import shared
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.memory_layout import allocate, fields_of, pack
 from laser_rl.replay.store import borrow
@@ -103,7 +103,7 @@ def test_what_leaves_between_draw_and_read_is_drawn_again_without_a_bias():
 
 def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeypatch):
     """Its unrolls are drawn from the others, as if the shard did not answer; afterwards it is drawn from again."""
-    monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
+    monkeypatch.setattr(shared, "LOCK_S", 0.2)
     shards = [seen(VECTOR, range(20)), seen(VECTOR, range(20, 40), 1)]
     for shard in shards:
         shard.lend()
@@ -120,7 +120,7 @@ def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeyp
 
 
 def test_a_delivery_is_in_once_after_a_reader_that_had_stopped_goes_on(monkeypatch):
-    monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
+    monkeypatch.setattr(shared, "LOCK_S", 0.2)
     shard = seen(VECTOR, range(4))
     writer, reader = ReplayWriter(lambda: [shard], "t"), borrow(VECTOR, shard.shard.lend())
     encoded = seal(pack(VECTOR, numbered(VECTOR, range(4, 9))), "raw")

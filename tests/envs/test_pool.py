@@ -66,6 +66,32 @@ def test_a_state_may_move_between_serial_and_pools():
     other.close()
 
 
+class Torn(Telltale):
+    """Stops its worker, once, in the middle of a message to the pool."""
+
+    def __init__(self, marker):
+        super().__init__()
+        self.marker = Path(marker)
+
+    def step(self, action):
+        if self.marker.exists():
+            self.marker.unlink()
+            os.write(int(sys.argv[1]), b"\0\0\1\0torn")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().step(action)
+
+
+def test_a_worker_that_is_stopped_within_a_message_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr("laser_rl.envs.worker.MESSAGE_LIMIT_S", 1)
+    marker = tmp_path / "torn"
+    pool = PoolEnvironments(functools.partial(Torn, str(marker)), slots=2, seed=3, workers=2, lockstep=True)
+    pool.reset()
+    marker.touch()
+    rows = pool.step(np.arange(2), np.zeros(2, np.int64))
+    assert sorted(rows.restarted.tolist()) == [False, True]
+    pool.close()
+
+
 def test_a_slow_worker_is_left_behind_and_its_row_comes_later(tmp_path):
     marker = tmp_path / "hang"
     make = functools.partial(Telltale, hang_in_step=str(marker), hang_s=1.0)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from laser_rl import checkpoint
-from laser_rl.replay import shared_lock
+from laser_rl.replay import shared
 from laser_rl.replay.shared import HOLDER
 from laser_rl.training import supervisor as processes
 from laser_rl.training.pbt import Exploit
@@ -61,7 +61,7 @@ def run(supervisor, directory):
 
 @pytest.mark.slow
 def test_a_process_stopped_with_the_replays_lock_is_named_and_replaced(tmp_path, monkeypatch, caplog, figure):
-    monkeypatch.setattr(shared_lock, "LOCK_S", 4.0)
+    monkeypatch.setattr(shared, "LOCK_S", 4.0)
     monkeypatch.setattr(processes, "REPLACE_S", 2.0, raising=False)
     monkeypatch.setattr(processes, "SAY_AFTER_S", 0.5, raising=False)
     _, directory, supervisor = in_processes(tmp_path, steps=1_000, settings={"evaluate_episodes": 2})

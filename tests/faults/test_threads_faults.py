@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from laser_rl.agent.learner import Learner
-from laser_rl.replay import shared_lock
+from laser_rl.replay import shared
 from laser_rl.replay.store import Replay
 from laser_rl.training import stall as waiting
 from laser_rl.training.directory import RunDirectory
@@ -56,7 +56,7 @@ def batches(monkeypatch):
 def soon(monkeypatch):
     """Who waits says so after 0.3 s; then a pause of 1 s is enough."""
     monkeypatch.setattr(waiting, "SAY_AFTER_S", 0.3)
-    monkeypatch.setattr(shared_lock, "SAY_AFTER_S", 0.3)
+    monkeypatch.setattr(shared, "SAY_AFTER_S", 0.3)
 
 
 class Stopped:

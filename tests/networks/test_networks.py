@@ -6,8 +6,8 @@ from laser_rl.config import NetworkConfig
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
-from laser_rl.networks.build import build_torso, family_of, parameter_count, stacked_shape, users_torso
-from laser_rl.networks.torso import CNN, MLP, ImpalaDeep
+from laser_rl.networks.build import family_of, parameter_count, stacked_shape, users_torso
+from laser_rl.networks.torso import CNN, MLP, ImpalaDeep, build_torso
 from laser_rl.ops.gaussian import DiagonalGaussian
 from laser_rl.types import Inputs
 from tests.networks.make import build_network

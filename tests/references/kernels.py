@@ -4,9 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laser_rl.cuda.shapes import bias_rectify, nchw
+from laser_rl.cuda.shapes import nchw
 
-__all__ = ["bias_rectify", "nchw"]
+__all__ = ["nchw"]
+
+
+def bias_rectify(c: Tensor, bias: Tensor) -> Tensor:
+    """Twin of `laser_rl.cuda.pointwise.bias_rectify`."""
+    return (c + bias.to(c.dtype)).clamp(min=0)
 
 
 def nhwc(x: Tensor) -> Tensor:

@@ -6,8 +6,7 @@ from scipy import stats
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_layout import allocate, pack
-from laser_rl.replay.mixer import Counts, Mixer, columns_of
-from laser_rl.replay.prioritised import Prioritised
+from laser_rl.replay.mixer import Counts, Mixer, Prioritised, columns_of
 from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import RECURRENT, VECTOR, numbered
 

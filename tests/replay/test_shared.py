@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from laser_rl.replay import shared_lock
+from laser_rl.replay import shared
 from laser_rl.replay.memory_estimate import estimate
 from laser_rl.replay.memory_layout import Packed, allocate, pack
 from laser_rl.replay.shared import HOLDER, UNSETTLED, Handle
@@ -289,7 +289,7 @@ def test_noise_never_needs_more_room_than_there_is(budget):
 
 
 def test_two_stores_of_one_process_exclude_each_other(monkeypatch):
-    monkeypatch.setattr(shared_lock, "LOCK_S", 0.05)
+    monkeypatch.setattr(shared, "LOCK_S", 0.05)
     first = Replay(VECTOR, 100, shared=True)
     second = Replay.attach(VECTOR, first.handle())
     with first.lock:
@@ -302,7 +302,7 @@ def test_two_stores_of_one_process_exclude_each_other(monkeypatch):
 
 
 def test_who_waits_says_for_whom_and_a_killed_holder_holds_nothing(monkeypatch, nursery):
-    monkeypatch.setattr(shared_lock, "LOCK_S", 0.2)
+    monkeypatch.setattr(shared, "LOCK_S", 0.2)
     store = shared_store("raw")
     child = Child(nursery, store, "hold")
     wait_until(lambda: store._room.words[HOLDER] == child.pid)

@@ -235,6 +235,7 @@ def test_a_state_is_a_copy():
         ({"tuned": ("discount",)}, "needs limits inside it"),
         ({"tuned": ("discount",), "limits": {"discount": (0.5, 1.5)}}, "needs limits inside it"),
         ({"tuned": ("batch_unrolls",), "limits": {"batch_unrolls": (2, 16)}}, "is a real number"),
+        ({"tuned": ("batch_unrolls",), "limits": {"batch_unrolls": (16, 64)}}, "expected a setting of real numbers"),
         ({"tuned": ("trust",)}, "is a real number"),
         ({"limits": {"discount": (0.5, 1.0)}}, "which are not tuned"),
         ({"limits": {"learning_rate": (1e-2, 1e-3)}}, "expected 0 < low < high"),

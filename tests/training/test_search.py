@@ -118,6 +118,14 @@ def test_choices_and_bounds_hold():
     assert all(1e-4 <= trial.settings["learning_rate"] <= 2e-4 for trial in state.trials)
 
 
+def test_numbers_of_a_choice_may_be_written_as_text():
+    """YAML reads 1e-3 as text, and settings take it for the number."""
+    space = {"entropy_cost": Choice(values=("1e-3", 0.01, "0.1"))}
+    state = play(made(space), score=lambda settings, steps: float(settings["entropy_cost"]))
+    assert len(state.trials) == 20
+    assert {float(trial.settings["entropy_cost"]) for trial in state.trials} == {0.001, 0.01, 0.1}
+
+
 def test_the_steps_of_a_trial_are_twice_its_share():
     assert SearchState(SearchConfig(trials=40), SPACE, first_of(SPACE, 8), 7, 10_000).trial_steps == 4_000
     assert SearchState(SearchConfig(trials=8), SPACE, first_of(SPACE, 8), 7, 10_000).trial_steps == 10_000

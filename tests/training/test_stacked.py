@@ -10,6 +10,7 @@ from laser_rl.agent.learner import Learner
 from laser_rl.agent.parameters import GIVE_UP_AFTER
 from laser_rl.agent.policy import Seen
 from laser_rl.config import LossConfig, OptimiserConfig
+from laser_rl.envs.records import ObservationSpec
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.torso import CNN, MLP
 from laser_rl.training.vectorized import StackedPolicy, VectorizedLearners, can_stack
@@ -29,7 +30,10 @@ RATES = [1e-3, 3e-3, 1e-2, 3e-2]
 def network(seed, *, separate_value=False):
     torch.manual_seed(seed)
     made = AgentNetwork(
-        MLP((4,), (8, 6)), parameter_size=3, value_torso=MLP((4,), (5,)) if separate_value else None, scale=0.5
+        MLP((4,), (8, 6)),
+        parameter_size=3,
+        value_torso=MLP((4,), (5,)) if separate_value else None,
+        observation=ObservationSpec((4,), scale=0.5),
     )
     torch.nn.init.orthogonal_(made.policy_head.weight)
     return made
