@@ -27,6 +27,7 @@ from laser_rl import LASER
 from laser_rl.agent.policy import Policy
 from laser_rl.replay.memory_layout import Packed, allocate, pack
 from laser_rl.replay.mixer import Counts, Mixer
+from laser_rl.replay.prioritised import Prioritised
 from laser_rl.replay.shared import COMPRESSED
 from laser_rl.replay.store import Replay
 from laser_rl.training.build import open_environments
@@ -282,6 +283,26 @@ def small() -> list[dict[str, Any]]:
     return [{"what": "fill", "variant": "CartPole, 8", "value": round(statistics.median(filled), 1), "unit": "µs"}]
 
 
+def prioritised() -> list[dict[str, Any]]:
+    """What a prioritised batch of 123 and its new priorities cost, with stores of two sizes; five unrolls come before each."""
+    records, five = [], empty_unrolls(SMALL, 5)
+    for unrolls in (10_000, 100_000):
+        store, batch = Replay(SMALL, unrolls * STEPS), allocate(SMALL, 123)
+        store.insert(empty_unrolls(SMALL, unrolls))
+        sampler = Prioritised(store, exponent=0.6, importance_exponent=1.0, uniform_share=0.1)
+        random, seconds = np.random.default_rng(7), []
+        for _ in range(500):
+            store.insert(five)
+            begin = time.perf_counter()
+            sampler.fill(123, random, batch, 0)
+            sampler.prioritise(batch.id.numpy(), random.random(123))
+            seconds.append(time.perf_counter() - begin)
+        found = 1e3 * statistics.median(seconds)
+        print(f"prioritised draws from {unrolls:,} unrolls: {found:.2f} ms a batch of 123")
+        records.append({"what": "prioritised", "variant": f"{unrolls} unrolls", "value": round(found, 3), "unit": "ms"})
+    return records
+
+
 def _microseconds(call: Call, times: int) -> float:
     begin = time.perf_counter()
     for _ in range(times):
@@ -324,16 +345,23 @@ def main() -> None:
     parser.add_argument("--inserts", type=int, default=100_000, help="into a full store, to see memory grow")
     parser.add_argument("--unrolls", type=int, default=200, help="to record of each game")
     parser.add_argument("--policies", type=Path, help="a folder with files of LASER.save: frames of their play, too")
+    parser.add_argument("--prioritised", action="store_true", help="prioritised draws, and nothing else")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="torchrl|tensordict")
     torch.set_num_threads(arguments.torch_threads)
     print(f"torch {torch.__version__}, {os.cpu_count()} cores; {STEPS}-step unrolls of 84x84")
-    pools = {game: frames(game, arguments.unrolls, STACKED.context + STEPS + 1) for game in GAMES}
+    pools = (
+        {}
+        if arguments.prioritised
+        else {game: frames(game, arguments.unrolls, STACKED.context + STEPS + 1) for game in GAMES}
+    )
     for path in sorted(arguments.policies.glob("*.laser")) if arguments.policies else ():
         pools[f"{path.stem.lower()}, trained"] = trained_frames(path, arguments.unrolls, STACKED.context + STEPS + 1)
-    pool = np.random.default_rng(6).permutation(np.concatenate(list(pools.values())))
-    if arguments.fill:
+    pool = np.random.default_rng(6).permutation(np.concatenate(list(pools.values())) if pools else 0)
+    if arguments.prioritised:
+        records = prioritised()
+    elif arguments.fill:
         scale = {"k": 10**3, "M": 10**6}.get(arguments.fill[-1], 1)
         records = fill(pools, int(float(arguments.fill.rstrip("kM")) * scale))
     else:

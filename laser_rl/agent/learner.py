@@ -155,7 +155,8 @@ class Learner:
         """An update of which the host reads no value, so that a CUDA graph can record it. A gradient that is not finite changes nothing."""
         parameters = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
         with checks.unchecked():
-            batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
+            if self.device.type != "cpu":
+                batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
             output, batch = self.recurrent.unroll(batch)
             constants = (self.hyper, self.bound, self.generator, self.network)
             loss = laser_loss(self.family, output, batch, *constants, team=self.team)

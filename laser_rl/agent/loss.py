@@ -86,7 +86,7 @@ def laser_loss(
     popart = None if network is None else network.popart
     relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
     value = output.value if popart is None else popart.value(output.value, batch.task)
-    stored = (batch.behaviour, batch.action, learned_reward(batch.reward, hyper), learned_discount(batch, hyper))
+    stored = (batch.behaviour, batch.action, learned_reward(batch, hyper), learned_discount(batch, hyper))
     masks = (
         batch.is_transition,
         batch.online,
@@ -183,8 +183,8 @@ def _in_units(
     return losses._replace(value=value, policy=losses.policy / unit)
 
 
-def learned_reward(raw: Tensor, hyper: Hyper) -> Tensor:
-    reward = (torch.unflatten(raw, 1, (hyper.members, -1)) * hyper.reward_scale[:, None]).flatten(1)
+def learned_reward(batch: Batch, hyper: Hyper) -> Tensor:
+    reward = batch.reward * columns(hyper.reward_scale, batch)
     if hyper.common.reward_transform == "clip":
         return rewards.clip(reward)
     return rewards.dmlab_squash(reward) if hyper.common.reward_transform == "dmlab" else reward
@@ -197,7 +197,9 @@ def learned_discount(batch: Batch, hyper: Hyper) -> Tensor:
 
 
 def columns(numbers: Tensor, batch: Batch) -> Tensor:
-    """Repeat one number for each member [K] for each of its columns [B]."""
+    """One number for each member [K], as one for each of its columns [B]; of a single member [1], which fits all columns as it is."""
+    if len(numbers) == 1:
+        return numbers
     width = batch.online.shape[0] // len(numbers)
     return numbers[:, None].expand(-1, width).reshape(-1)
 

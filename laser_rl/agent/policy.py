@@ -75,12 +75,15 @@ class Policy:
             return Decision(*(result.cpu().numpy() for result in results))
 
     def _decide(self, parts: list[Tensor]) -> list[Tensor]:
-        observation, first, action, reward, state = parts if self.network.state_size else parts * len(Seen._fields)
-        inputs = Inputs(*(part.unsqueeze(0) for part in (observation, first, action, reward)))
         with checks.unchecked():
-            output, states = self.network(inputs, state)
-            chosen = choose(self.family, output.policy[0], self.generator, deterministic=self.deterministic)
-        return [*chosen, finite(states[-1])] if self.network.state_size else list(chosen)
+            if not self.network.state_size:
+                return list(self._choose(self.network.policy(*parts)))
+            *rows, state = parts
+            output, states = self.network(Inputs(*(part.unsqueeze(0) for part in rows)), state)
+            return [*self._choose(output.policy[0]), finite(states[-1])]
+
+    def _choose(self, behaviour: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return choose(self.family, behaviour, self.generator, deterministic=self.deterministic)
 
     def _addresses(self) -> tuple[int, ...]:
         return tuple(tensor.data_ptr() for tensor in self._tensors)
@@ -96,8 +99,10 @@ def choose(
     time to roll back.
     """
     behaviour = behaviour.float()
-    broken = ~behaviour.isfinite().all(-1, keepdim=True)
-    behaviour = torch.where(broken & (behaviour != FORBIDDEN), 0.0, behaviour)
+    known = behaviour.isfinite()
+    if behaviour.is_cuda or not known.all():  # to look would wait for a GPU
+        broken = ~known.all(-1, keepdim=True)
+        behaviour = torch.where(broken & (behaviour != FORBIDDEN), 0.0, behaviour)
     action = family.mode(behaviour) if deterministic else family.sample(behaviour, generator)
     return action, behaviour, family.to_environment(action)
 

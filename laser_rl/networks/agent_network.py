@@ -86,9 +86,7 @@ class AgentNetwork(nn.Module):
             return features.view(rows[1], rows[0], -1).transpose(0, 1) if turned else features.view(*rows, -1)
 
         seen = self._prepare(flat)
-        features = self._features(self.torso, seen)
-        if self.instruction is not None:
-            features = torch.cat([features, self.instruction(flat)], -1)
+        features = self._encoded(flat, seen)
         last = features if self.last is None else self.last(inputs.last_action, inputs.last_reward, inputs.is_first)
         features, states = self.memory.forward(by_row(features), last, inputs.is_first, state)
         valued = features if self.value_torso is None else by_row(self._features(self.value_torso, seen))
@@ -96,6 +94,15 @@ class AgentNetwork(nn.Module):
         value = self.value_head(valued)
         value = value if self.popart is not None else value.squeeze(-1)
         return Output(self.masked(self.policy_head(features), inputs.observation), value, valued, pixel_q), states
+
+    def policy(self, observation: Tensor) -> Tensor:
+        """The policy's parameters [N, P] at N observations, of a network without a memory: all that acting needs of `forward`."""
+        flat = self.without_mask(observation)
+        return self.masked(self.policy_head(self._encoded(flat, self._prepare(flat))), observation)
+
+    def _encoded(self, flat: Tensor, seen: Tensor | dict[str, Tensor]) -> Tensor:
+        features = self._features(self.torso, seen)
+        return features if self.instruction is None else torch.cat([features, self.instruction(flat)], -1)
 
     def without_mask(self, observation: Tensor) -> Tensor:
         return observation[..., : -self.mask] if self.mask else observation
@@ -109,10 +116,10 @@ class AgentNetwork(nn.Module):
     def _prepare(self, flat: Tensor) -> Tensor | dict[str, Tensor]:
         if self.parts:
             return split_parts(flat, self.parts)
-        torsos = [torso for torso in (self.torso, self.value_torso) if torso is not None]
-        plain = self.bf16 and self.instruction is None
-        if plain and all(isinstance(torso, ImpalaDeep) and torso.reads_bytes(flat) for torso in torsos):
-            return flat  # the stored bytes: our own kernels scale them on the way
+        if self.bf16 and self.instruction is None:
+            torsos = [torso for torso in (self.torso, self.value_torso) if torso is not None]
+            if all(isinstance(torso, ImpalaDeep) and torso.reads_bytes(flat) for torso in torsos):
+                return flat  # the stored bytes: our own kernels scale them on the way
         if self.normaliser is not None:
             flat = self.normaliser(flat.float())
         flat = flat.to(torch.bfloat16 if self.bf16 else torch.float32)

@@ -5,17 +5,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def probabilities(priority: Float[Tensor, "N"], *, exponent: float, uniform_share: float = 0.0) -> Float[Tensor, "N"]:
-    """P(τ) ∝ p^α, mixed with a uniform share ε so that no priority goes stale for ever; uniform while all priorities are 0.
+def probabilities(
+    powered: Float[Tensor, "B"], *, total: float, stored: int, uniform_share: float = 0.0
+) -> Float[Tensor, "B"]:
+    """P(τ) = (1−ε)·p^α / Σp^α + ε/N: a uniform share ε, so that no priority goes stale for ever; uniform while all priorities are 0.
 
-    >>> probabilities(torch.tensor([1.0, 3.0]), exponent=1.0, uniform_share=0.5)
+    `powered` is p^α of some unrolls, `total` its sum over all N that are `stored`.
+
+    >>> probabilities(torch.tensor([1.0, 3.0]), total=4.0, stored=2, uniform_share=0.5)
     tensor([0.3750, 0.6250])
     """
-    powered = priority**exponent
-    total = powered.sum()
-    uniform = torch.full_like(priority, 1.0 / priority.shape[0])
-    prioritised = torch.where(total > 0, powered / total, uniform)
-    return (1 - uniform_share) * prioritised + uniform_share * uniform
+    if not total > 0:
+        return torch.full_like(powered, 1.0 / stored)
+    return (1 - uniform_share) * (powered / total) + uniform_share / stored
 
 
 def weights(sampled: Float[Tensor, "B"], *, stored: int, exponent: float) -> Float[Tensor, "B"]:

@@ -68,13 +68,17 @@ class Unpacking:
     def __init__(self, layout: UnrollLayout) -> None:
         self._layout, self._shape, self._local = layout, shape_of(layout), threading.local()
 
+    def room(self, batch: Batch, first_column: int, count: int) -> tuple[Bytes, Bytes]:
+        """Where records and raw frames of unrolls can lie before `put`: in the batch already, but for frames that are to be stacked."""
+        records, target = self._columns(batch, first_column, count)
+        whole = target.shape[1] == self._shape.frame_rows
+        return records, target.reshape(count, self._shape.frames_bytes) if whole else self.scratch(count)
+
     def put(self, parcel: Packed, ids: Ids, batch: Batch, first_column: int) -> None:
         """Fill columns of a batch of `allocate`; `ids` are those of the unrolls in the replay."""
-        parts, last = parts_of(self._layout, batch), first_column + parcel.unrolls
-        if last > len(parts.records):
-            raise ValueError(f"columns {first_column} to {last - 1} asked of a batch of {len(parts.records)}")
-        records, target = (part[first_column:last].numpy() for part in parts)
-        records[...] = parcel.records
+        records, target = self._columns(batch, first_column, parcel.unrolls)
+        if not np.may_share_memory(records, parcel.records):
+            records[...] = parcel.records
         fields = fields_of(records, self._layout)
         fields["id"][:], fields["weight"][:] = ids, 1.0
         frames = parcel.frames
@@ -82,9 +86,15 @@ class Unpacking:
             whole = target.shape[1] == self._shape.frame_rows
             frames = target if whole else self.scratch(parcel.unrolls)
             decompress(parcel.frames.data, frames)
-        if frames is not target:
+        if not np.may_share_memory(frames, target):
             np.copyto(target, windows(self._layout, frames, target.shape[1]))
-        cut(self._layout, parts, first_column, last)
+        cut(self._layout, parts_of(self._layout, batch), first_column, first_column + parcel.unrolls)
+
+    def _columns(self, batch: Batch, first: int, count: int) -> tuple[Bytes, Bytes]:
+        parts, last = parts_of(self._layout, batch), first + count
+        if last > len(parts.records):
+            raise ValueError(f"columns {first} to {last - 1} asked of a batch of {len(parts.records)}")
+        return parts.records[first:last].numpy(), parts.frames[first:last].numpy()
 
     def scratch(self, count: int) -> Bytes:
         """Room for single frames, kept by each thread: fresh memory costs more than what is written into it."""

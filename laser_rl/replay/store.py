@@ -229,15 +229,17 @@ class Replay:
 
     def gather(self, ids: Ids, batch: Batch, first_column: int) -> None:
         """Fill columns of a batch of `allocate`; `Evicted` if one of the unrolls has left."""
+        room = self._unpacking.room(batch, first_column, len(ids))
         with self.lock:
-            copies = self._copies(self._slots(ids), self._unpacking.scratch(len(ids)))
+            copies = self._copies(self._slots(ids), *room)
         self._unpacking.put(copies, ids, batch, first_column)
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
         """Fill columns with unrolls drawn uniformly, with replacement; nothing that was drawn can leave in between."""
+        room = self._unpacking.room(batch, first_column, count)
         with self.lock:
             ids = self._draw(count, random)
-            copies = self._copies(ids % self.capacity, self._unpacking.scratch(count))
+            copies = self._copies(ids % self.capacity, *room)
         self._unpacking.put(copies, ids, batch, first_column)
         return ids
 
@@ -253,10 +255,10 @@ class Replay:
             raise Evicted(f"unrolls {int(ids.min())} to {int(ids.max())} asked, {first} to {end - 1} held")
         return ids % self.capacity
 
-    def _copies(self, slots: Ids, frames: Bytes | None = None) -> Packed:
-        """Under the lock; raw frames in fresh memory, or in `frames`."""
+    def _copies(self, slots: Ids, records: Bytes | None = None, frames: Bytes | None = None) -> Packed:
+        """Under the lock; records and raw frames in fresh memory, or in what is given."""
         # numpy's take, not torch's index_select: as fast on one thread, and no team of threads to wait for on a busy machine.
-        records = self._records.take(slots, 0)
+        records = self._records.take(slots, 0, records, "clip")
         if self.codec == "raw":
             return Packed(records, self._frames.take(slots, 0, frames, "clip"))
         lengths = self._room.length[slots]

@@ -30,7 +30,8 @@ from laser_rl.ops.distributions import Family
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory_estimate import estimate, require_fits
 from laser_rl.replay.memory_layout import allocate
-from laser_rl.replay.mixer import Counts, Mixer, Prioritised, Sampler, UniformSampler
+from laser_rl.replay.mixer import Counts, Mixer, Sampler, UniformSampler
+from laser_rl.replay.prioritised import Prioritised
 from laser_rl.replay.store import Replay
 from laser_rl.types import Batch, UnrollLayout
 

@@ -179,7 +179,7 @@ def test_entropy_weighs_by_the_online_share_less_under_sum_as_its_setting_says(b
 def test_rewards_and_discounts_as_configured():
     batch = random_batch()
     clipped = hyper_of([LossConfig(reward_scale=10.0, reward_transform="clip")])
-    assert learned_reward(batch.reward, clipped).abs().max() == 1.0
+    assert learned_reward(batch, clipped).abs().max() == 1.0
     plain, lives = (hyper_of([LossConfig(discount=0.9, life_loss_ends_discount=lost)]) for lost in (False, True))
     torch.testing.assert_close(learned_discount(batch, plain), 0.9 * (~batch.terminated).float())
     torch.testing.assert_close(learned_discount(batch, lives), 0.9 * (~(batch.terminated | batch.lost_life)).float())

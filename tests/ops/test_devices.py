@@ -43,7 +43,7 @@ def everything(device, dtype=torch.float64):
     new = popart.update(statistics, popart.sums(reward, task, learnable, tasks=2))
     q, cumulant = to(normal(0, 8, 3, 2, 2, 2)), to(normal(1, 7, 3, 2, 2))
     pictures = torch.arange(2 * 3 * 64).reshape(2, 3, 1, 8, 8).to(device, torch.uint8)
-    priorities = priority.probabilities(to(normal(2, 4).abs()), exponent=0.6, uniform_share=0.1)
+    priorities = priority.probabilities(to(normal(2, 4).abs()), total=5.0, stored=4, uniform_share=0.1)
     moved, state = reward.clone(), rmsprop.initial(reward)
     rmsprop.update(moved, reward, state, to(torch.tensor(True)), learning_rate=to(torch.tensor(0.1)))
     results = [

@@ -83,10 +83,15 @@ def test_rmsprop_defaults_and_rates_of_rows():
 # priority
 
 
+def probabilities(priorities, *, exponent, uniform_share=0.0):
+    powered = priorities**exponent
+    return priority.probabilities(powered, total=float(powered.sum()), stored=len(powered), uniform_share=uniform_share)
+
+
 @given(seeds, st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.sampled_from([0.0, 0.1, 1.0]))
 def test_priorities_agree_with_their_twins(seed, exponent, uniform_share):
     priorities = normal(seed, 7).abs()
-    ours = priority.probabilities(priorities, exponent=exponent, uniform_share=uniform_share)
+    ours = probabilities(priorities, exponent=exponent, uniform_share=uniform_share)
     assert_same(ours, twin_priority.probabilities(priorities.numpy(), exponent, uniform_share))
     for beta in (0.0, 0.5, 1.0):
         assert_same(priority.weights(ours, stored=7, exponent=beta), twin_priority.weights(ours.numpy(), 7, beta))
@@ -103,16 +108,16 @@ def test_critic_priority_agrees_with_its_twin(batch):
 
 
 def test_without_any_priority_sampling_is_uniform():
-    assert_same(priority.probabilities(torch.zeros(4), exponent=0.6), [0.25] * 4)
-    spread = priority.probabilities(torch.tensor([1.0, 3.0]), exponent=1.0)
-    assert torch.equal(spread, priority.probabilities(torch.tensor([1.0, 3.0]), exponent=1.0, uniform_share=0.0))
-    assert_same(priority.probabilities(torch.tensor([0.1, 0.3]), exponent=1.0), [0.25, 0.75], 1e-6)
+    assert_same(probabilities(torch.zeros(4), exponent=0.6), [0.25] * 4)
+    spread = probabilities(torch.tensor([1.0, 3.0]), exponent=1.0)
+    assert torch.equal(spread, probabilities(torch.tensor([1.0, 3.0]), exponent=1.0, uniform_share=0.0))
+    assert_same(probabilities(torch.tensor([0.1, 0.3]), exponent=1.0), [0.25, 0.75], 1e-6)
     assert priority.weights(torch.ones(1), stored=1, exponent=1.0).item() == 1
 
 
 def test_full_correction_makes_a_prioritised_mean_unbiased():
     quantity = normal(0, 6)
-    chance = priority.probabilities(normal(1, 6).abs(), exponent=0.7, uniform_share=0.1)
+    chance = probabilities(normal(1, 6).abs(), exponent=0.7, uniform_share=0.1)
     corrected = (chance * priority.weights(chance, stored=6, exponent=1.0) * quantity).sum()
     assert corrected.item() == pytest.approx(quantity.mean().item())
 

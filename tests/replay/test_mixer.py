@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from laser_rl.errors import ConfigError
 from laser_rl.replay.lanes import Lanes
 from laser_rl.replay.memory_layout import allocate, pack
-from laser_rl.replay.mixer import Counts, Mixer, Prioritised, UniformSampler
+from laser_rl.replay.mixer import Counts, Mixer, UniformSampler
+from laser_rl.replay.prioritised import Prioritised
 from laser_rl.replay.store import Replay
 from tests.replay.inputs import (
     PICTURE,

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_layout import allocate, pack
-from laser_rl.replay.mixer import Counts, Mixer, Prioritised, columns_of
+from laser_rl.replay.mixer import Counts, Mixer, columns_of
+from laser_rl.replay.prioritised import Prioritised, SumTree
 from laser_rl.replay.store import Evicted, Replay
 from tests.replay.inputs import RECURRENT, VECTOR, numbered
 
@@ -118,6 +121,40 @@ def test_what_has_no_chance_is_not_drawn_even_by_the_lowest_and_highest_numbers(
         for number, expected in ((0.0, 1), (np.nextafter(1.0, 0.0), 4)):
             sampler.fill(3, Constant(number), batch, 0)
             assert batch.id.tolist() == [expected] * 3
+
+
+@given(st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_a_tree_finds_what_a_running_sum_finds(places, seed):
+    random = np.random.default_rng(seed)
+    tree, plain = SumTree(places), np.zeros(places)
+    for _ in range(6):
+        changed = random.integers(0, places, random.integers(0, 9))
+        values = random.random(len(changed)) * random.integers(0, 2, len(changed))
+        plain[changed] = values
+        tree.put(changed, plain[changed])  # a place that comes twice has one number
+        assert tree.total == pytest.approx(plain.sum())
+        np.testing.assert_array_equal(tree.at(np.arange(places)), plain)
+        if plain.any():
+            reach = random.random(200) * plain.sum()
+            near = np.abs(plain.cumsum()[:, None] - reach).min(0) < 1e-12  # rounding decides
+            found = tree.find(reach)
+            np.testing.assert_array_equal(found[~near], np.searchsorted(plain.cumsum(), reach, side="right")[~near])
+            assert plain[tree.find(np.array([0.0, np.nextafter(tree.total, 0.0), 2 * tree.total]))].all()
+
+
+def test_a_resumed_sampler_draws_what_the_other_draws_and_nothing_that_has_left():
+    one, batch = Prioritised(store := store_of(43, capacity=30), **PLAIN), allocate(VECTOR, 64)
+    one.fill(64, np.random.default_rng(0), batch, 0)
+    one.prioritise(np.arange(13, 43), np.random.default_rng(1).random(30))
+    other = Prioritised(store, **PLAIN)
+    other.load_state_dict(one.state_dict())
+    store.insert(numbered(VECTOR, range(43, 50)))  # 13 to 19 leave
+    seen = []
+    for sampler in (one, other):
+        sampler.fill(64, np.random.default_rng(2), batch, 0)
+        seen.append((batch.id.tolist(), batch.weight.tolist()))
+    assert seen[0] == seen[1]
+    assert set(seen[0][0]) <= set(range(20, 50))
 
 
 @pytest.mark.parametrize("state", ["stored", "zero"])
