@@ -27,7 +27,7 @@ from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import ShardClient, ShardPlan
 from laser_rl.cluster.sharded import AHEAD, ShardedReplay
 from laser_rl.replay.encoded_unrolls import Unpacking, seal
-from laser_rl.replay.memory_layout import Packed, allocate, pack
+from laser_rl.replay.memory_layout import Packed, allocate, pack, parts_of
 from laser_rl.replay.store import Replay
 
 BATCH, AT_ONCE = 128, 16
@@ -119,7 +119,8 @@ def rate(call: Callable[[], Any], seconds: float) -> float:
 
 def plain(sources: list[Any]) -> Callable[[], None]:
     """Batches of raw bytes from other actors, the next ones under way, put into the learner's memory."""
-    batch, unpacking, ids, turn = allocate(STACKED, BATCH, stacked=False), Unpacking(STACKED), np.arange(BATCH), 0
+    parts, unpacking = parts_of(STACKED, allocate(STACKED, BATCH, stacked=False)), Unpacking(STACKED)
+    ids, turn = np.arange(BATCH), 0
     waiting: list[Answer[Packed]] = []
 
     def take() -> None:
@@ -127,7 +128,7 @@ def plain(sources: list[Any]) -> Callable[[], None]:
         while len(waiting) <= AHEAD:
             waiting.append(Answer(sources[turn % len(sources)].batch.remote()))
             turn += 1
-        unpacking.put(waiting.pop(0).result(ANSWER_S), ids, batch, 0)
+        unpacking.put(waiting.pop(0).result(ANSWER_S), ids, parts, 0)
 
     return take
 

@@ -23,7 +23,7 @@ from laser_rl.cluster.calls import Answer, on_node, ray, start_actor
 from laser_rl.cluster.runner import ReplayWriter
 from laser_rl.cluster.shard import THREADS, Shard, ShardClient, ShardPlan
 from laser_rl.replay.encoded_unrolls import Unpacking, seal
-from laser_rl.replay.memory_layout import allocate, pack
+from laser_rl.replay.memory_layout import allocate, pack, parts_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 123)
 UNDER_WAY, UNROLLS, ROUNDS, SECONDS = 8, 1024, 5, 1.0
@@ -73,7 +73,7 @@ def costs(node: str, pool: Any, rounds: int, seconds: float) -> dict[str, Cost]:
     for at in range(0, UNROLLS, AT_ONCE):
         writer.send(seal(pack(STACKED, part(unrolls, at % len(pool), AT_ONCE)), "zstd"), ANSWER_S)
     batch, unpacking = allocate(STACKED, max(SIZES), stacked=False), Unpacking(STACKED)
-    random = np.random.default_rng(0)
+    parts, random = parts_of(STACKED, batch), np.random.default_rng(0)
 
     def cpu() -> float:
         return float(ray().get(started.actor.cpu_s.remote(), timeout=ANSWER_S))
@@ -87,7 +87,7 @@ def costs(node: str, pool: Any, rounds: int, seconds: float) -> dict[str, Cost]:
                 return started.gather(random.integers(0, UNROLLS, size))
 
             def use(answer: Any) -> None:
-                unpacking.put(answer.encoded, np.arange(answer.encoded.unrolls), batch, 0)
+                unpacking.put(answer.encoded, np.arange(answer.encoded.unrolls), parts, 0)
 
             found.setdefault(f"gather {size}", []).append(measured(cpu, ask, use, seconds))
     return {

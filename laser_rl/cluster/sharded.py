@@ -29,7 +29,7 @@ import numpy as np
 from laser_rl.cluster.calls import ActorGone, Answer, AnswerLost, awaited
 from laser_rl.cluster.shard import Gathered, ShardClient, ShardReport, Span
 from laser_rl.replay.encoded_unrolls import Unpacking
-from laser_rl.replay.memory_layout import Ids, allocate
+from laser_rl.replay.memory_layout import Ids, allocate, parts_of
 from laser_rl.training.stall import PATIENCE_S, StallWarning
 from laser_rl.types import Batch, UnrollLayout
 
@@ -288,7 +288,7 @@ class ShardedReplay:
                 gathered = self._gathered(shard, answer)
                 if gathered is not None:
                     ids = global_ids(shard.number, asked[gathered.held])
-                    self._unpacking.put(gathered.encoded, ids, batch, at)
+                    self._unpacking.put(gathered.encoded, ids, parts_of(self.layout, batch), at)
                     found.append(ids)
                     at += len(ids)
             missing = end - at

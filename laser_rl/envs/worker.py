@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
+from socket import AF_UNIX, SO_RCVTIMEO, SOCK_STREAM, SOL_SOCKET, fromfd
 from typing import IO, Any, cast
 
 import numpy as np
@@ -136,9 +136,9 @@ class SupervisedWorker:
         """Start a process from the pool's own thread, with which the kernel ends it, and say what it is to do."""
         self.ready = False
         self.connection, theirs = Pipe(duplex=True)
-        with socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as ours:
+        with fromfd(self.connection.fileno(), AF_UNIX, SOCK_STREAM) as ours:
             # A worker that is stopped in the middle of a long message must not stop the pool: it counts as lost.
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MESSAGE_LIMIT_S, 0))
+            ours.setsockopt(SOL_SOCKET, SO_RCVTIMEO, struct.pack("ll", MESSAGE_LIMIT_S, 0))
         with theirs:
             handles = (theirs.fileno(), *memory)
             arguments = [str(number) for number in (*handles, os.getpid())]

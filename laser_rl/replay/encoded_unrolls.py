@@ -15,8 +15,8 @@ import numcodecs.zstd  # type: ignore[import-untyped]
 import numpy as np
 import zstandard
 
-from laser_rl.replay.memory_layout import Bytes, Codec, Ids, Packed, cut, fields_of, parts_of, shape_of, windows
-from laser_rl.types import Batch, UnrollLayout
+from laser_rl.replay.memory_layout import Bytes, Codec, Ids, Packed, Parts, cut, shape_of, windows
+from laser_rl.types import UnrollLayout
 
 LEVEL = 1  # of zstd
 
@@ -68,19 +68,19 @@ class Unpacking:
     def __init__(self, layout: UnrollLayout) -> None:
         self._layout, self._shape, self._local = layout, shape_of(layout), threading.local()
 
-    def room(self, batch: Batch, first_column: int, count: int) -> tuple[Bytes, Bytes]:
+    def room(self, parts: Parts, first_column: int, count: int) -> tuple[Bytes, Bytes]:
         """Where records and raw frames of unrolls can lie before `put`: in the batch already, but for frames that are to be stacked."""
-        records, target = self._columns(batch, first_column, count)
+        records, target = self._columns(parts, first_column, count)
         whole = target.shape[1] == self._shape.frame_rows
         return records, target.reshape(count, self._shape.frames_bytes) if whole else self.scratch(count)
 
-    def put(self, parcel: Packed, ids: Ids, batch: Batch, first_column: int) -> None:
-        """Fill columns of a batch of `allocate`; `ids` are those of the unrolls in the replay."""
-        records, target = self._columns(batch, first_column, parcel.unrolls)
+    def put(self, parcel: Packed, ids: Ids, parts: Parts, first_column: int) -> None:
+        """Fill columns of a batch of `allocate`, of which these are the `parts`; `ids` are those in the replay, -1 of what is online."""
+        records, target = self._columns(parts, first_column, parcel.unrolls)
         if not np.may_share_memory(records, parcel.records):
             records[...] = parcel.records
-        fields = fields_of(records, self._layout)
-        fields["id"][:], fields["weight"][:] = ids, 1.0
+        fields = records.view(self._shape.record)[:, 0]
+        fields["id"], fields["online"], fields["weight"] = ids, ids < 0, 1.0
         frames = parcel.frames
         if parcel.codec == "zstd":
             whole = target.shape[1] == self._shape.frame_rows
@@ -88,11 +88,10 @@ class Unpacking:
             decompress(parcel.frames.data, frames)
         if not np.may_share_memory(frames, target):
             np.copyto(target, windows(self._layout, frames, target.shape[1]))
-        cut(self._layout, parts_of(self._layout, batch), first_column, first_column + parcel.unrolls)
+        cut(self._layout, parts, first_column, first_column + parcel.unrolls)
 
-    def _columns(self, batch: Batch, first: int, count: int) -> tuple[Bytes, Bytes]:
-        parts, last = parts_of(self._layout, batch), first + count
-        if last > len(parts.records):
+    def _columns(self, parts: Parts, first: int, count: int) -> tuple[Bytes, Bytes]:
+        if (last := first + count) > len(parts.records):
             raise ValueError(f"columns {first} to {last - 1} asked of a batch of {len(parts.records)}")
         return parts.records[first:last].numpy(), parts.frames[first:last].numpy()
 

@@ -154,8 +154,7 @@ class Mixer:
         consumed = [self._pending.popleft() for _ in range(self.new_unrolls_per_update)]
         if counts.online:
             online = _joined(consumed[-counts.online :])
-            self._unpacking.put(online, np.full(counts.online, -1), batch, first_column)
-            columns_of(self.layout, batch, first_column, counts.online)["online"][...] = True
+            self._unpacking.put(online, np.full(counts.online, -1), parts_of(self.layout, batch), first_column)
         self._settle()
         replayed = first_column + counts.online
         self._sampler.fill(counts.replayed, self._random, batch, replayed)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import Unpacking, compress, unseal
 from laser_rl.replay.memory_estimate import default_budget, resolve_codec, unrolls_of
-from laser_rl.replay.memory_layout import Bytes, Codec, Ids, Packed, fields_of, pack, unpack
+from laser_rl.replay.memory_layout import Bytes, Codec, Ids, Packed, fields_of, pack, parts_of, unpack
 from laser_rl.replay.shared import (
     COMPRESSED,
     FIRST,
@@ -229,18 +229,20 @@ class Replay:
 
     def gather(self, ids: Ids, batch: Batch, first_column: int) -> None:
         """Fill columns of a batch of `allocate`; `Evicted` if one of the unrolls has left."""
-        room = self._unpacking.room(batch, first_column, len(ids))
+        parts = parts_of(self.layout, batch)
+        room = self._unpacking.room(parts, first_column, len(ids))
         with self.lock:
             copies = self._copies(self._slots(ids), *room)
-        self._unpacking.put(copies, ids, batch, first_column)
+        self._unpacking.put(copies, ids, parts, first_column)
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
         """Fill columns with unrolls drawn uniformly, with replacement; nothing that was drawn can leave in between."""
-        room = self._unpacking.room(batch, first_column, count)
+        parts = parts_of(self.layout, batch)
+        room = self._unpacking.room(parts, first_column, count)
         with self.lock:
             ids = self._draw(count, random)
             copies = self._copies(ids % self.capacity, *room)
-        self._unpacking.put(copies, ids, batch, first_column)
+        self._unpacking.put(copies, ids, parts, first_column)
         return ids
 
     def _draw(self, count: int, random: np.random.Generator) -> Ids:

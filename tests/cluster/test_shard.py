@@ -8,7 +8,7 @@ import pytest
 from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.shard import gathered as gathered_of
 from laser_rl.replay.encoded_unrolls import Unpacking, seal, unseal
-from laser_rl.replay.memory_layout import allocate, pack, unpack
+from laser_rl.replay.memory_layout import allocate, pack, parts_of, unpack
 from laser_rl.replay.store import borrow
 from tests.replay.inputs import LAYOUTS, STACKED, VECTOR, assert_column, assert_same, numbered
 
@@ -30,7 +30,7 @@ def test_a_parcel_gives_back_every_byte_and_fills_columns_as_a_store_does(layout
     parcel = seal(pack(layout, unrolls), codec)
     assert_same(unpack(layout, unseal(layout, parcel)), unrolls)
     batch = allocate(layout, 7)
-    Unpacking(layout).put(parcel, np.arange(10, 15), batch, 1)
+    Unpacking(layout).put(parcel, np.arange(10, 15), parts_of(layout, batch), 1)
     for column in range(5):
         assert_column(layout, batch, column + 1, unrolls, column)
     assert batch.id.tolist() == [0, 10, 11, 12, 13, 14, 0]

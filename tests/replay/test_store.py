@@ -12,7 +12,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.replay import encoded_unrolls
 from laser_rl.replay.encoded_unrolls import Unpacking
 from laser_rl.replay.memory_estimate import estimate
-from laser_rl.replay.memory_layout import DeviceBatch, allocate, pack
+from laser_rl.replay.memory_layout import DeviceBatch, allocate, pack, parts_of
 from laser_rl.replay.store import Evicted, Replay
 from laser_rl.types import UnrollLayout
 from tests.replay.inputs import (
@@ -70,7 +70,7 @@ def test_put_and_gather_and_upload_give_the_same_bytes(layout, codec):
     ids = store.insert(unrolls)
     gathered, direct, single = allocate(layout, 9), allocate(layout, 9), allocate(layout, 9, stacked=False)
     store.gather(ids, gathered, 0)
-    Unpacking(layout).put(pack(layout, unrolls), np.full(9, -1), direct, 0)
+    Unpacking(layout).put(pack(layout, unrolls), np.full(9, -1), parts_of(layout, direct), 0)
     store.gather(ids, single, 0)
     assert not gathered.online.any()
     assert (direct.id == -1).all()
