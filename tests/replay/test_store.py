@@ -73,10 +73,11 @@ def test_put_and_gather_and_upload_give_the_same_bytes(layout, codec):
     Unpacking(layout).put(pack(layout, unrolls), np.full(9, -1), parts_of(layout, direct), 0)
     store.gather(ids, single, 0)
     assert not gathered.online.any()
+    assert direct.online.all()
     assert (direct.id == -1).all()
     assert gathered.id.tolist() == ids.tolist()
     assert (gathered.weight == 1).all()
-    assert_same(direct._replace(id=gathered.id), gathered)
+    assert_same(direct._replace(id=gathered.id, online=gathered.online), gathered)
     assert_same(DeviceBatch(layout, single, "cpu").copy_from(single), gathered)
     assert_same(DeviceBatch(layout, gathered, "cpu").copy_from(gathered), gathered)
 
