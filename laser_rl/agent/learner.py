@@ -164,7 +164,7 @@ class Learner:
             gradients = torch.autograd.grad(loss.total, parameters, materialize_grads=True)
             torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)  # type: ignore[misc]
             # Of the whole batch from here on: what is not finite on one rank is so on all, and all skip the update.
-            norm = self.team.sum(self.flat.gradient).norm()
+            norm = torch.linalg.vector_norm(self.team.sum(self.flat.gradient))
             finite = norm.isfinite()
             self._clip(norm)
             self.optimiser.step(finite, self.flat.value, self.flat.gradient, self._rate)

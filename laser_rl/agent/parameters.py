@@ -116,10 +116,13 @@ class Optimiser:
         self.state: dict[str, Tensor] = (adam if self._adam else rmsprop).initial(value)._asdict()
 
     def step(self, taken: Tensor, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
-        """Move `value` in place. Nothing moves where the device says that the step is not `taken`; the host need not look."""
+        """Move `value` in place. Nothing moves where the device says that the step is not `taken`; only on a CPU the host looks."""
         constants = {"learning_rate": learning_rate, **self._constants}
         if self._adam:
-            adam.update(value, gradient, adam.AdamState(**self.state), taken, **constants)
+            known = taken.is_cpu and taken.ndim == 0
+            if not known or taken:
+                state = adam.AdamState(**self.state)
+                adam.update(value, gradient, state, None if known else taken, **constants)
         else:
             rmsprop.update(value, gradient, rmsprop.RmsPropState(**self.state), taken, **constants)
 
