@@ -40,13 +40,10 @@ class Hyper(NamedTuple):
     """The constants of Algorithm 1 for members side by side."""
 
     common: LossConfig
+    members: int
     discount: Tensor  # [members]
     reward_scale: Tensor
     costs: Tensor  # [4, members]: of policy (1), value, entropy and PixelControl
-
-    @property
-    def members(self) -> int:
-        return len(self.discount)
 
 
 def hyper_of(
@@ -56,7 +53,7 @@ def hyper_of(
     values = [[getattr(loss, name) for loss in losses] for name in ROWWISE[:2]]
     values += [[1.0] * len(losses), *([getattr(loss, name) for loss in losses] for name in ROWWISE[2:])]
     discount, reward_scale, *costs = torch.tensor(values, device=device, dtype=dtype).split([1, 1, 4])
-    return Hyper(losses[0], discount[0], reward_scale[0], *costs)
+    return Hyper(losses[0], len(losses), discount[0], reward_scale[0], *costs)
 
 
 def differences(one: LossConfig, other: LossConfig) -> list[str]:
@@ -90,7 +87,7 @@ def laser_loss(
     masks = (
         batch.is_transition,
         batch.online,
-        trust_region.within(relevance, columns(bound.expand(hyper.members), batch)),
+        trust_region.within(relevance, bound if bound.ndim == 0 else columns(bound, batch)),
     )
     clips = (common.clip_rho, common.clip_c) if common.returns == "vtrace" else (math.inf, math.inf)  # eq. return_is
     losses = actor_critic_losses(family, policy, value, *stored, *masks, clip_rho=clips[0], clip_c=clips[1])
@@ -190,7 +187,7 @@ def learned_discount(batch: Batch, hyper: Hyper) -> Tensor:
 
 def columns(numbers: Tensor, batch: Batch) -> Tensor:
     """One number for each member [K], as one for each of its columns [B]; of a single member [1], which fits all columns as it is."""
-    if len(numbers) == 1:
+    if numbers.shape[0] == 1:
         return numbers
     width = batch.online.shape[0] // len(numbers)
     return numbers[:, None].expand(-1, width).reshape(-1)

@@ -61,9 +61,11 @@ def update(
             square.mul_(torch.where(taken, value.new_full((), beta2), 1.0))
             count = steps.add_(taken).clamp(min=1)  # before the first step that is taken: 0/0
         square.addcmul_(step, step, value=1 - beta2)
-        bias = 1 - beta1**count
+        bias = torch.rsub(
+            torch.pow(beta1, count), 1
+        )  # not `1 - beta1**count`: operators of a number take a way through Python
         # torch divides one number by a tensor as a product with the reciprocal; rates of members' rows are divided by it.
         rate = learning_rate / bias if learning_rate.ndim else bias.reciprocal() * learning_rate
         rate = rate if taken is None else torch.where(taken, rate, 0.0)
-        spread = square.sqrt().div_((1 - beta2**count).sqrt()).add_(epsilon)
+        spread = square.sqrt().div_(torch.rsub(torch.pow(beta2, count), 1).sqrt()).add_(epsilon)
         value.sub_(torch.div(mean, spread, out=spread).mul_(rate))
