@@ -164,7 +164,7 @@ class Actor:
     def _taken(self, rows: Rows) -> Array:
         """The action that led to these rows; none led to an episode's first, or to a row after the stream was broken."""
         action: Array = self._open.action[rows.slots, self._cursor[rows.slots]]
-        action[rows.is_first] = 0  # type: ignore[call-overload]
+        action[rows.is_first] = 0
         return action
 
     def _begin_unrolls(self, rows: Rows) -> None:

@@ -52,8 +52,8 @@ def hyper_of(
     """The constants of several members, between which there are no `differences`."""
     values = [[getattr(loss, name) for loss in losses] for name in ROWWISE[:2]]
     values += [[1.0] * len(losses), *([getattr(loss, name) for loss in losses] for name in ROWWISE[2:])]
-    discount, reward_scale, *costs = torch.tensor(values, device=device, dtype=dtype).split([1, 1, 4])
-    return Hyper(losses[0], len(losses), discount[0], reward_scale[0], *costs)
+    numbers = torch.tensor(values, device=device, dtype=dtype)
+    return Hyper(losses[0], len(losses), numbers[0], numbers[1], numbers[2:])
 
 
 def differences(one: LossConfig, other: LossConfig) -> list[str]:
