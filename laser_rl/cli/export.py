@@ -9,10 +9,6 @@ import tyro
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
-from laser_rl.tools.hub import hub_api, upload, write_folder
-from laser_rl.tools.minari_dataset import export_minari
-from laser_rl.tools.onnx_policy import export_onnx
-from laser_rl.tools.source import copy_run, load_source
 from laser_rl.training.files import command_for
 
 
@@ -46,12 +42,17 @@ class Export:
         if self.onnx is not None:
             if self.onnx.is_dir() or self.onnx.suffix != ".onnx":
                 raise ConfigError(f"--onnx names a file, expected something like policy.onnx, got {self.onnx}")
+            from laser_rl.tools.onnx_policy import export_onnx  # noqa: PLC0415 - they need torch, --help does not
+            from laser_rl.tools.source import load_source  # noqa: PLC0415
+
             source = load_source(self.run_dir, self.member)
             policy = export_onnx(source.trained, self.onnx)
             inputs, outputs = ", ".join(policy.inputs), ", ".join(policy.outputs)
             print(f"{self.onnx}: {source}\ninputs    {inputs}\noutputs   {outputs}")
             print(f"verified  same actions on {policy.rows} observations, largest difference {policy.largest:.1g}")
         if self.minari is not None:
+            from laser_rl.tools.minari_dataset import export_minari  # noqa: PLC0415
+
             made = export_minari(self.run_dir, self.minari, member=self.member, out=self.out)
             print(made.path)
             print(
@@ -60,6 +61,8 @@ class Export:
             place = "" if self.out is None else f"MINARI_DATASETS_PATH={self.out} "
             print(f"""load it: {place}python -c 'import minari; print(minari.load_dataset("{self.minari}")[0])'""")
         if self.run is not None:
+            from laser_rl.tools.source import copy_run  # noqa: PLC0415
+
             held, size = copy_run(self.run_dir, self.run, self.replay_steps)
             print(
                 f"{self.run}: {display.size(size)}, {held:,} steps of replay; go on with: {command_for('resume', self.run)}"
@@ -93,6 +96,8 @@ class Push:
             return 0
         if self.out is not None:
             raise ConfigError("--out is for --dry-run; an upload leaves no folder behind")
+        from laser_rl.tools.hub import hub_api, upload  # noqa: PLC0415
+
         api = hub_api()
         with tempfile.TemporaryDirectory(prefix="laser-push-") as folder:
             _prepare(self, Path(folder))
@@ -103,6 +108,9 @@ class Push:
 
 
 def _prepare(asked: Push, folder: Path) -> None:
+    from laser_rl.tools.hub import write_folder  # noqa: PLC0415
+    from laser_rl.tools.source import load_source  # noqa: PLC0415
+
     source = load_source(asked.run_dir, asked.member)
     files = write_folder(source, folder, asked.repo_id)
     print(f"{source}, in {folder}:")
