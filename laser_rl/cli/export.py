@@ -33,6 +33,10 @@ class Export:
     """Where Minari datasets go, instead of MINARI_DATASETS_PATH or ~/.minari/datasets."""
 
     def __call__(self) -> int:
+        from laser_rl.tools.minari_dataset import export_minari  # noqa: PLC0415 - they need torch, --help does not
+        from laser_rl.tools.onnx_policy import export_onnx  # noqa: PLC0415
+        from laser_rl.tools.source import copy_run, load_source  # noqa: PLC0415
+
         if self.onnx is None and self.minari is None and self.run is None:
             raise ConfigError("export what? say --onnx policy.onnx, --minari NAMESPACE/NAME-v0, --run DIR, or several")
         if self.replay_steps and self.run is None:
@@ -42,17 +46,12 @@ class Export:
         if self.onnx is not None:
             if self.onnx.is_dir() or self.onnx.suffix != ".onnx":
                 raise ConfigError(f"--onnx names a file, expected something like policy.onnx, got {self.onnx}")
-            from laser_rl.tools.onnx_policy import export_onnx  # noqa: PLC0415 - they need torch, --help does not
-            from laser_rl.tools.source import load_source  # noqa: PLC0415
-
             source = load_source(self.run_dir, self.member)
             policy = export_onnx(source.trained, self.onnx)
             inputs, outputs = ", ".join(policy.inputs), ", ".join(policy.outputs)
             print(f"{self.onnx}: {source}\ninputs    {inputs}\noutputs   {outputs}")
             print(f"verified  same actions on {policy.rows} observations, largest difference {policy.largest:.1g}")
         if self.minari is not None:
-            from laser_rl.tools.minari_dataset import export_minari  # noqa: PLC0415
-
             made = export_minari(self.run_dir, self.minari, member=self.member, out=self.out)
             print(made.path)
             print(
@@ -61,8 +60,6 @@ class Export:
             place = "" if self.out is None else f"MINARI_DATASETS_PATH={self.out} "
             print(f"""load it: {place}python -c 'import minari; print(minari.load_dataset("{self.minari}")[0])'""")
         if self.run is not None:
-            from laser_rl.tools.source import copy_run  # noqa: PLC0415
-
             held, size = copy_run(self.run_dir, self.run, self.replay_steps)
             print(
                 f"{self.run}: {display.size(size)}, {held:,} steps of replay; go on with: {command_for('resume', self.run)}"

@@ -52,15 +52,15 @@ def update(
     with torch.no_grad():
         if taken is None:
             step = gradient
-            mean.lerp_(step, 1 - beta1)
-            square.mul_(beta2)
+            keep, weight = beta2, 1 - beta1
             count = steps.add_(1)
         else:
             step = torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN
-            mean.lerp_(step, torch.where(taken, value.new_full((), 1 - beta1), 0.0))
-            square.mul_(torch.where(taken, value.new_full((), beta2), 1.0))
+            weight = torch.where(taken, value.new_full((), 1 - beta1), 0.0)
+            keep = torch.where(taken, value.new_full((), beta2), 1.0)
             count = steps.add_(taken).clamp(min=1)  # before the first step that is taken: 0/0
-        square.addcmul_(step, step, value=1 - beta2)
+        mean.lerp_(step, weight)
+        square.mul_(keep).addcmul_(step, step, value=1 - beta2)
         bias = torch.rsub(
             torch.pow(beta1, count), 1
         )  # not `1 - beta1**count`: operators of a number take a way through Python
