@@ -4,7 +4,7 @@ torch.optim.Adam has one rate and one count for a whole tensor; members of a swe
 copied another.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -49,21 +49,17 @@ def update(
     tensor([-0.1000])
     """
     mean, square, steps = state
+
+    def factor(number: float, otherwise: float) -> Any:
+        return number if taken is None else torch.where(taken, value.new_full((), number), otherwise)
+
     with torch.no_grad():
-        if taken is None:
-            step = gradient
-            keep, weight = beta2, 1 - beta1
-            count = steps.add_(1)
-        else:
-            step = torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN
-            weight = torch.where(taken, value.new_full((), 1 - beta1), 0.0)
-            keep = torch.where(taken, value.new_full((), beta2), 1.0)
-            count = steps.add_(taken).clamp(min=1)  # before the first step that is taken: 0/0
-        mean.lerp_(step, weight)
-        square.mul_(keep).addcmul_(step, step, value=1 - beta2)
-        bias = torch.rsub(
-            torch.pow(beta1, count), 1
-        )  # not `1 - beta1**count`: operators of a number take a way through Python
+        step = gradient if taken is None else torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN
+        mean.lerp_(step, factor(1 - beta1, 0.0))
+        square.mul_(factor(beta2, 1.0)).addcmul_(step, step, value=1 - beta2)
+        count = steps.add_(1 if taken is None else taken).clamp(min=1)  # before the first step that is taken: 0/0
+        # `rsub` and `pow`: the operators between a number and a tensor take a way through Python.
+        bias = torch.rsub(torch.pow(beta1, count), 1)
         # torch divides one number by a tensor as a product with the reciprocal; rates of members' rows are divided by it.
         rate = learning_rate / bias if learning_rate.ndim else bias.reciprocal() * learning_rate
         rate = rate if taken is None else torch.where(taken, rate, 0.0)
