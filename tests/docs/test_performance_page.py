@@ -1,0 +1,17 @@
+"""The page on performance shows what the kept files say."""
+
+from benchmarks.performance_report import MARK, PAGE, peers, tables
+
+
+def test_tables_are_those_of_the_kept_files():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.partition(MARK[0])[2].partition(MARK[1])[0].strip() == tables()
+
+
+def test_ratios_are_those_within_a_round():
+    rows = [
+        {"task": "a", "arm": arm, "seconds": str(seconds)}
+        for round_of in ((1.0, 2.0, 1.0), (10.0, 30.0, 1.0), (2.0, 2.0, 1.0))
+        for arm, seconds in zip(("example", "package", "sb3"), round_of, strict=True)
+    ]
+    assert peers(rows).splitlines()[-1] == "| a | 2.00 | 2.00 | 1.00 | 2.00 |"
