@@ -3,8 +3,8 @@
     python -m benchmarks.long_run steps --csv FILE         # one run with a full replay, a long log, 50 checkpoints
     python -m benchmarks.long_run checkpoint --csv FILE    # replays of Atari's shape: all of it new, and a part of it
 
-`steps` is 10 million steps on a small scale: a replay of 100,000 steps that is full after a twelfth of the run, rows every five updates,
-60 checkpoints of which 50 are kept. Catch has episodes of one length, so that every step is the same work. Seconds are CPU time of the
+`steps` is 10 million steps on a small scale: a replay that is full after a ninth of the run, rows every five updates, 60 checkpoints of
+which 50 are kept. Catch has episodes of one length, so that every step is the same work. Seconds are CPU time of the
 process, which other programs of the machine disturb least; what checkpoints take is counted apart.
 """
 
@@ -45,7 +45,12 @@ def long_run(steps: int) -> list[dict[str, Any]]:
 
     Trainer.save = timed  # type: ignore[method-assign]
     settings = {"run.threads": 1, "run.device": "cpu", "loss.batch_unrolls": 8, "replay.fraction": 0.875}
-    settings |= {"run.log_every_updates": 5, "run.checkpoint_every_steps": every, "run.keep_checkpoints": KEPT}
+    settings |= {
+        "replay.capacity_steps": steps // 9,
+        "run.log_every_updates": 5,
+        "run.checkpoint_every_steps": every,
+        "run.keep_checkpoints": KEPT,
+    }
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         agent = LASER("laser/Catch", recipe="cartpole", run_dir=run_dir, **settings, **{"run.steps": steps})
@@ -93,11 +98,11 @@ def main() -> None:
     """Either of the two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("steps", "checkpoint"))
-    parser.add_argument("--steps", type=int, default=1_200_000)
+    parser.add_argument("--steps", type=int, default=900_000)
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = long_run(arguments.steps) if arguments.what == "steps" else checkpoints([5_000, 20_000], 500)
+    rows = long_run(arguments.steps) if arguments.what == "steps" else checkpoints([1_000, 4_000], 500)
     for row in rows:
         print(row)
     if arguments.csv:

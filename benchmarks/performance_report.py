@@ -3,6 +3,7 @@
 import csv
 import statistics
 from collections.abc import Sequence
+from operator import truediv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -23,20 +24,24 @@ def kept(name: str) -> list[Row]:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """In Markdown."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+    return "\n".join(f"|{'|'.join(cells)}|" for cells in (head, ["---"] * len(head), *rows))
 
 
-def peers(rows: Sequence[Row]) -> str:
-    """Median seconds of each side, and the medians of the ratios within a round."""
+def peers(rows: Sequence[Row], before: Sequence[Row]) -> str:
+    """Median CPU seconds of each side, and the medians of the ratios within a round, now and `before`."""
     lines = []
     for task in dict.fromkeys(row["task"] for row in rows):
-        found = {
-            arm: [float(row["seconds"]) for row in rows if (row["task"], row["arm"]) == (task, arm)] for arm in SIDES
-        }
-        ratio = statistics.median(own / base for own, base in zip(found["package"], found["example"], strict=True))
-        seconds = [f"{statistics.median(found[arm]):.2f}" for arm in SIDES]
-        lines.append([task, *seconds, f"{ratio:.2f}"])
-    return table(["task", *(f"{name}, s" for name in SIDES.values()), "package / example"], lines)
+        seconds = [f"{statistics.median(_seconds(rows, task, arm)):.2f}" for arm in SIDES]
+        ratios = (
+            statistics.median(map(truediv, *(_seconds(of, task, arm) for arm in ("package", "example"))))
+            for of in (rows, before)
+        )
+        lines.append([task, *seconds, *(f"{ratio:.2f}" for ratio in ratios)])
+    return table(["task", *(f"{name}, s" for name in SIDES.values()), "package / example", "before"], lines)
+
+
+def _seconds(rows: Sequence[Row], task: str, arm: str) -> list[float]:
+    return [float(row["cpu_seconds"]) for row in rows if (row["task"], row["arm"]) == (task, arm)]
 
 
 def shares(rows: Sequence[Row]) -> str:
@@ -99,7 +104,7 @@ def draws(rows: Sequence[Row]) -> str:
 def tables() -> str:
     """What stands between the marks."""
     parts = (
-        peers(kept("cpu-peers")),
+        peers(kept("cpu-peers"), kept("cpu-peers-before")),
         shares(kept("cpu-parts")),
         overlap(kept("pipeline-2-cores")),
         starts(kept("start")),

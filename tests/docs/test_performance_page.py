@@ -9,9 +9,11 @@ def test_tables_are_those_of_the_kept_files():
 
 
 def test_ratios_are_those_within_a_round():
-    rows = [
-        {"task": "a", "arm": arm, "seconds": str(seconds)}
-        for round_of in ((1.0, 2.0, 1.0), (10.0, 30.0, 1.0), (2.0, 2.0, 1.0))
-        for arm, seconds in zip(("example", "package", "sb3"), round_of, strict=True)
-    ]
-    assert peers(rows).splitlines()[-1] == "| a | 2.00 | 2.00 | 1.00 | 2.00 |"
+    def runs(*rounds):
+        sides = ("example", "package", "sb3")
+        return [
+            {"task": "a", "arm": arm, "cpu_seconds": str(s)} for of in rounds for arm, s in zip(sides, of, strict=True)
+        ]
+
+    now = runs((1.0, 2.0, 1.0), (10.0, 30.0, 1.0), (2.0, 2.0, 1.0))
+    assert peers(now, runs((2.0, 1.0, 3.0))).splitlines()[-1] == "|a|2.00|2.00|1.00|2.00|0.50|"
