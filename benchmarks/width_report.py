@@ -19,6 +19,7 @@ MEASURES = ("whole run", "end", "best", "worst", "pointwise best")
 TITLES = {
     "none": "no replay", "separate 0.1": "a replay each", "naive": "one replay, every row trusted", "trust 0.1": "one replay, b = 0.1",
 }  # fmt: skip
+SHORT = {"separate 0.1": "separate", "naive": "naive", "trust 0.1": "trust"}
 COLOURS = {"none": "0.6", "separate 0.1": "C0", "naive": "C3", "trust 0.1": "C1"}
 COLUMNS = ("task", "width", "condition", "measure", "seeds", "mean", "low", "high")
 DIFFERENCES = ("task", "width", "condition", "less", "measure", "seeds", "difference", "low", "high")
@@ -69,13 +70,13 @@ def claims(scores: Scores) -> list[tuple[str, float, float, float, str]]:
         seeds = [seed for seed in SEEDS if all(seed in by_seed for by_seed in gains)]
         table = np.array([[by_seed[seed] for by_seed in gains] for seed in seeds])  # [seeds, widths]
         for what, values in (
-            ("mean over widths", table.mean(1)),
-            ("slope by log10", table @ spread / (spread @ spread)),
+            ("mean", table.mean(1)),
+            ("slope", table @ spread / (spread @ spread)),
         ):
             found = difference(
                 what, one, other, dict(enumerate(values.tolist())), dict.fromkeys(range(len(seeds)), 0.0)
             )
-            made.append((f"{TITLES[one]} less {TITLES[other]}: {what}", found.mean, found.half, found.p))
+            made.append((f"{SHORT[one]} less {SHORT[other]}: {what}", found.mean, found.half, found.p))
     adjusted = holm([p for *_, p in made])
     return [
         (*line[:3], p, "undecided" if p >= LEVEL else "more" if line[1] > 0 else "less")

@@ -218,7 +218,7 @@ def test_what_is_said_of_sharing_is_in_the_table_of_differences():
     kept = {f"{row['difference']} [{row['low']}, {row['high']}]".replace("-", "−") for row in rows}
     text = (RESULTS / "sharing" / "README.md").read_text()
     said = re.findall(r"−?\d\.\d{3} \[−?\d\.\d{3}, −?\d\.\d{3}\]", text)
-    assert len(said) == 5
+    assert len(said) == 6
     assert set(said) <= kept
     decided = {(row["variant"], row["less"], row["verdict"]): set() for row in rows}
     for row in rows:
@@ -226,6 +226,14 @@ def test_what_is_said_of_sharing_is_in_the_table_of_differences():
     assert decided["trust 0.1", "separate", "better"] == {"sparsegrid-8", "over tasks"}
     assert decided["naive", "separate", "better"] == {"deepsea-12", "keydoor-8", "sparsegrid-8", "catch"}
     assert decided["trust 0.1", "naive", "worse"] == {"deepsea-12", "catch", "breakout"}
+    of = [row for row in rows if (row["variant"], row["less"]) == ("importance 0.1", "trust 0.1")]
+    assert [row["task"] for row in of] == ["convention", "deepsea-12", "catch", "cartpole", "over tasks"]
+    assert {row["verdict"] for row in of} == {"undecided"}
+    assert {row["seeds"] for row in of} == {"5", "4"}  # over tasks, those are the sample
+    told_over = [of[-1][name] for name in ("difference", "low", "high")]
+    says(
+        "docs/results/sharing/README.md", "over four tasks {} [{}, {}], undecided".format(*told_over).replace("-", "−")
+    )
     [over] = [
         row for row in rows if (row["task"], row["variant"], row["less"]) == ("over tasks", "trust 0.1", "separate")
     ]
