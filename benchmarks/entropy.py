@@ -1,7 +1,7 @@
 """Does pure replay fail, or does it fail for want of entropy? The paper's cost is on online rows alone, and pure replay has none.
 
     python -m benchmarks.entropy run --seeds 500      # what the file does not have yet
-    python -m benchmarks.entropy report               # the table of docs/results/README.md
+    python -m benchmarks.entropy report               # docs/results/entropy.csv and the claims of README.md beside it
 
 **Fixed before the first run.** Three members with the base settings of `sharing.py` that differ in their random numbers, a replay of 6,000
 steps each, trust bound 0.1, on three of its tasks. Updates are as many everywhere, one for two new unrolls of 20 steps, of 16 unrolls:
@@ -27,6 +27,7 @@ import torch
 
 from benchmarks.peers_report import difference
 from benchmarks.sharing import TASKS, train
+from benchmarks.sharing_report import write
 from benchmarks.width import CARTPOLE, Row, load
 from laser_rl.agent import learner
 from laser_rl.agent.loss import Loss, laser_loss
@@ -97,21 +98,33 @@ def bounds(name: str) -> tuple[float, float]:
     return task.random_return, task.optimal_return
 
 
-def markdown(rows: list[Row]) -> str:
-    """Scores by task, and the claims."""
+def scores_of(rows: list[Row]) -> dict[tuple[str, str], dict[int, float]]:
+    """By (task, condition) and seed; "over tasks" is the mean of the tasks."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows:
         found.setdefault((row["task"], row["condition"]), {})[row["seed"]] = score(row)
     for condition in CONDITIONS:
-        found["over tasks", condition] = {
-            seed: float(np.mean([found[name, condition][seed] for name in NAMES])) for seed in SEEDS
-        }
-    lines = [f"| task | {' | '.join(CONDITIONS)} |", "|---" * (len(CONDITIONS) + 1) + "|"]
+        by_task = [found.get((name, condition), {}) for name in NAMES]
+        seeds = [seed for seed in SEEDS if all(seed in one for one in by_task)]
+        found["over tasks", condition] = {seed: float(np.mean([one[seed] for one in by_task])) for seed in seeds}
+    return found
+
+
+def table(found: dict[tuple[str, str], dict[int, float]]) -> list[list[str]]:
+    """Means with t intervals."""
+    lines = []
     for name in (*NAMES, "over tasks"):
-        cells = ["{:.2f} ± {:.2f}".format(*t_interval([*found[name, one].values()])) for one in CONDITIONS]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        for condition in CONDITIONS:
+            mean, half = t_interval([*found[name, condition].values()])
+            cells = (f"{value:.4f}" for value in (mean, mean - half, mean + half))
+            lines.append([name, condition, str(len(found[name, condition])), *cells])
+    return lines
+
+
+def markdown(found: dict[tuple[str, str], dict[int, float]]) -> str:
+    """The claims."""
     pairs = [difference("", one, other, found["over tasks", one], found["over tasks", other]) for one, other in CLAIMS]
-    lines += ["", "| claim | estimate | p (Holm) | verdict |", "|---|---|---|---|"]
+    lines = ["| claim | estimate | p (Holm) | verdict |", "|---|---|---|---|"]
     for pair, p in zip(pairs, holm([pair.p for pair in pairs]), strict=True):
         verdict = "undecided" if p >= LEVEL else "more" if pair.mean > 0 else "less"
         told = f"{pair.mean:+.2f} [{pair.mean - pair.half:+.2f}, {pair.mean + pair.half:+.2f}]".replace("-", "−")
@@ -137,9 +150,10 @@ def main() -> int:
                     file.write(json.dumps(row) + "\n")
                 print(*job, f"{score(row):.3f}, {row['seconds']} s", flush=True)
     else:
+        found = scores_of(load(KEPT))
+        write(PAGE.with_name("entropy.csv"), ("task", "condition", "seeds", "mean", "low", "high"), table(found))
         before, _, rest = PAGE.read_text().partition(MARK[0])
-        table = markdown(load(KEPT))
-        PAGE.write_text(f"{before}{MARK[0]}\n\n{table}\n\n{MARK[1]}{rest.partition(MARK[1])[2]}")
+        PAGE.write_text(f"{before}{MARK[0]}\n\n{markdown(found)}\n\n{MARK[1]}{rest.partition(MARK[1])[2]}")
     return 0
 
 

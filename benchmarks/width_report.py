@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.peers_report import difference
-from benchmarks.width import CONDITIONS, NAMES, SEEDS, WIDTHS, Row, scaled
+from benchmarks.width import CONDITIONS, FIGURE_4, NAMES, SEEDS, WIDTHS, Row, scaled
 from laser_rl.research.verdicts import holm, t_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "sharing"
@@ -18,9 +18,10 @@ COMPARED = (("trust 0.1", "separate 0.1"), ("naive", "separate 0.1"), ("trust 0.
 MEASURES = ("whole run", "end", "best", "worst", "pointwise best")
 TITLES = {
     "none": "no replay", "separate 0.1": "a replay each", "naive": "one replay, every row trusted", "trust 0.1": "one replay, b = 0.1",
+    FIGURE_4: "every row trusted, ρ̄ = 4",
 }  # fmt: skip
 SHORT = {"separate 0.1": "separate", "naive": "naive", "trust 0.1": "trust"}
-COLOURS = {"none": "0.6", "separate 0.1": "C0", "naive": "C3", "trust 0.1": "C1"}
+COLOURS = {"none": "0.6", "separate 0.1": "C0", "naive": "C3", "trust 0.1": "C1", FIGURE_4: "C4"}
 COLUMNS = ("task", "width", "condition", "measure", "seeds", "mean", "low", "high")
 DIFFERENCES = ("task", "width", "condition", "less", "measure", "seeds", "difference", "low", "high")
 MARK = "<!-- width: made by `python -m benchmarks.width report` -->", "<!-- width end -->"
@@ -44,7 +45,7 @@ def scores_of(rows: Sequence[Row]) -> Scores:
     for row in rows:
         place = row["task"], row["width"], row["condition"]
         found.setdefault(place, {})[row["seed"]] = measured(row["task"], row["returns"])
-    for width, condition, (over, names) in product((*WIDTHS, "paper"), CONDITIONS, OVER.items()):
+    for width, condition, (over, names) in product((*WIDTHS, "paper"), (*CONDITIONS, FIGURE_4), OVER.items()):
         by_task = [found.get((name, width, condition), {}) for name in names]
         seeds = [seed for seed in SEEDS if all(seed in one for one in by_task)]
         means = {
@@ -157,14 +158,16 @@ def paper_picture(rows: Sequence[Row], path: Path) -> None:
     share = (np.arange(POINTS) + 1) / POINTS
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, title, over in ((left, "pointwise best member", np.max), (right, "mean of the members", np.mean)):
-        for condition in CONDITIONS:
+        for condition in (*CONDITIONS, FIGURE_4):
             seeds: dict[int, list[Values]] = {}
             for row in rows:
                 if (row["width"], row["condition"]) == ("paper", condition):
                     curve = over(scaled(row["task"], row["returns"]), axis=0)
                     own = (np.arange(len(curve)) + 1) / len(curve)  # Convention has fewer buckets
                     seeds.setdefault(row["seed"], []).append(np.interp(share, own, curve))
-            by_seed = np.array([np.mean(tasks, 0) for tasks in seeds.values()])
+            by_seed = np.array([np.mean(tasks, 0) for tasks in seeds.values() if len(tasks) == len(NAMES)])
+            if len(by_seed) < 2:
+                continue
             middle, half = np.array([t_interval(at) for at in by_seed.T.tolist()]).T
             axes.plot(share, middle, color=COLOURS[condition], label=TITLES[condition])
             axes.fill_between(share, middle - half, middle + half, color=COLOURS[condition], alpha=0.15, linewidth=0)
