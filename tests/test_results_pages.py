@@ -5,7 +5,7 @@ import re
 import statistics
 from pathlib import Path
 
-from benchmarks import search, search_report, width, width_report
+from benchmarks import entropy, search, search_report, width, width_report
 from benchmarks.learning_report import REPLAY, ends_of
 from benchmarks.sharing import BOUNDS
 from laser_rl import recipes
@@ -176,6 +176,16 @@ def test_what_is_said_of_a_search_is_in_its_table():
         "No claim is decided with five seeds. Every estimate points to sharing and to inheriting",
         f"the searches that share end at {ends['search']} and {ends['inherit']} over the tasks, independent trials at {ends['apart']}",
     )
+
+
+def test_what_is_said_of_pure_replay_is_what_its_claims_decide():
+    text = (RESULTS / "README.md").read_text()
+    claims = entropy.markdown(entropy.scores_of(width.load(entropy.KEPT))).splitlines()[2:]
+    assert all(line in text and line.endswith("| undecided |") for line in claims)
+    assert len(claims) == 3
+    for task in entropy.NAMES:  # far from random play
+        assert kept("entropy.csv", task=task, condition="pure replay")[1] > 0.2
+    says("docs/results/README.md", "it does not fail, with or without: no difference is decided.")
 
 
 def test_what_is_said_of_a_memory_is_in_its_files():
