@@ -156,7 +156,7 @@ def test_what_is_said_of_the_width_is_what_its_claims_decide():
     says(
         "docs/when-to-share.md",
         "settings differ by factors of 100 and more",
-        "the trust region then costs 0.05 of the scale",
+        "the trust region (b = 0.1) then costs 0.05 of the scale",
     )
     says(
         "README.md",
