@@ -128,11 +128,14 @@ def test_what_is_said_of_the_width_is_what_its_claims_decide():
     gains = [made[f"{one} less {each}: mean"][0] for one in (trust, naive)]
     falls = -made[f"{trust} less {each}: slope"][0], -made[f"{trust} less {naive}: slope"][0]
     assert {f"{gain:.2f}" for gain in gains} == {"0.04"}
+    place = {"task": "over tasks", "width": "paper", "condition": "trust 0.1", "less": "separate 0.1"}
+    best = kept("sharing/width-differences.csv", **place, measure="pointwise best")
     says(
         "docs/results/sharing/width.md",
         "**Sharing helps on average over the widths**, by 0.04 of the distance",
         f"**With the trust region its gain falls with the width**, by {falls[0]} for each factor of ten",
         f"falls with the width**, by {falls[1]} for each factor of ten",
+        f"by which sharing brings {told(best)}",
     )
 
     def gain(task, at, one, other, measure="whole run"):
