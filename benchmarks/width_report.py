@@ -166,7 +166,7 @@ def paper_picture(rows: Sequence[Row], path: Path) -> None:
                     own = (np.arange(len(curve)) + 1) / len(curve)  # Convention has fewer buckets
                     seeds.setdefault(row["seed"], []).append(np.interp(share, own, curve))
             by_seed = np.array([np.mean(tasks, 0) for tasks in seeds.values() if len(tasks) == len(NAMES)])
-            if len(by_seed) < 2:
+            if len(by_seed) < len(SEEDS):
                 continue
             middle, half = np.array([t_interval(at) for at in by_seed.T.tolist()]).T
             axes.plot(share, middle, color=COLOURS[condition], label=TITLES[condition])
