@@ -110,7 +110,8 @@ def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple
     """ConfigError where a difference would make members' unrolls unfit for one replay, or their speeds unequal."""
     configs = []
     for k, own in enumerate(settings):
-        configs.append(override(override(base, own), {"run.seed": member_seed(base.run.seed, k)}))
+        # By a hash: sweeps with neighbouring seeds share none.
+        configs.append(override(override(base, own), {"run.seed": _number(f"{base.run.seed}/member/{k}") >> 1}))
         named: dict[str, str] = {}
         for name in own:
             full = full_name(name)
@@ -122,11 +123,6 @@ def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple
                 raise ConfigError(f"member {k}: {named[full]} and {name} are the same setting; give one of them")
             named[full] = name
     return tuple(configs)
-
-
-def member_seed(seed: int, member: int) -> int:
-    """Sweeps with neighbouring seeds share none."""
-    return _number(f"{seed}/member/{member}") >> 1
 
 
 def _number(key: str) -> int:
