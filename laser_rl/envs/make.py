@@ -24,7 +24,6 @@ from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
 
 Source = str | Callable[[], Env] | Env | Vector
-Make = Callable[[Source, int, int, Mapping[str, Any], int], Environments]
 
 
 def make_environments(
@@ -52,34 +51,29 @@ def make_environments(
         return _adapted(source, slots, seed, config.on_bad_value)
     # One a core that this process may use.
     workers = config.workers or max(1, min(slots, len(os.sched_getaffinity(0))))
-
-    def make(source: Source, slots: int, seed: int, options: Mapping[str, Any], workers: int) -> Environments:
-        if isinstance(source, str) and source.startswith("laser/"):
-            return TaskEnvironments(task_of(source, options), slots=slots, seed=seed)
-        if isinstance(source, str) and is_atari(source):
-            if options:
-                raise ConfigError(
-                    f"{source}: expected no options for a game, got {sorted(options)}; the settings of Atari are separate"
-                )
-            groups = 1 if lockstep else 2
-            return AtariEnvironments(source, slots=slots, seed=seed, settings=config.atari, groups=groups)
-        try:
-            made, name = _constructor_of(source, slots, options, in_process=config.placement == "process")
-            common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": config.on_bad_value}
-            if config.placement != "process":
-                return SerialEnvironments(made, **common)
-            limits = ProcessLimits(config.step_timeout_s, config.reset_timeout_s)
-            return PoolEnvironments(made, workers=workers, limits=limits, lockstep=lockstep, **common)
-        except EXITS as error:
-            raise exit_of(error, str(source)) from None
-
-    if not isinstance(source, str) or not is_mixture(source):
-        return make(source, slots, seed, config.options, workers)
-    return _mixture(source, make, slots, seed, config.options, workers, lockstep=lockstep)
+    if isinstance(source, str) and is_mixture(source):
+        return _mixture(source, config, slots, seed, workers, lockstep=lockstep)
+    if isinstance(source, str) and source.startswith("laser/"):
+        return TaskEnvironments(task_of(source, config.options), slots=slots, seed=seed)
+    if isinstance(source, str) and is_atari(source):
+        if config.options:
+            raise ConfigError(
+                f"{source}: expected no options for a game, got {sorted(config.options)}; the settings of Atari are separate"
+            )
+        return AtariEnvironments(source, slots=slots, seed=seed, settings=config.atari, groups=1 if lockstep else 2)
+    try:
+        made, name = _constructor_of(source, slots, config)
+        common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": config.on_bad_value}
+        if config.placement != "process":
+            return SerialEnvironments(made, **common)
+        limits = ProcessLimits(config.step_timeout_s, config.reset_timeout_s)
+        return PoolEnvironments(made, workers=workers, limits=limits, lockstep=lockstep, **common)
+    except EXITS as error:
+        raise exit_of(error, str(source)) from None
 
 
 def _mixture(
-    source: str, make: Make, slots: int, seed: int, options: Mapping[str, Any], workers: int, *, lockstep: bool
+    source: str, config: EnvironmentConfig, slots: int, seed: int, workers: int, *, lockstep: bool
 ) -> Environments:
     tasks = tasks_of(source)
     share, rest = divmod(slots, len(tasks))
@@ -94,7 +88,9 @@ def _mixture(
         for task, own in tasks.items():
             # The seed depends on the task's name, so a task plays the same episodes in any mixture.
             own_seed = int(seed_of(seed, np.array([zlib.crc32(task.encode())]), np.zeros(1, np.int64))[0])
-            parts.append(make(task, share, own_seed, {**own, **options}, max(1, workers // len(tasks))))
+            settings = {"options": {**own, **config.options}, "workers": max(1, workers // len(tasks))}
+            its = config.model_copy(update=settings)
+            parts.append(make_environments(task, its, seed=own_seed, slots=share, lockstep=lockstep))
             made.callback(parts[-1].close)
         mixture = MixedEnvironments(parts, name=source, lockstep=lockstep)
         made.pop_all()
@@ -275,13 +271,11 @@ def _adapted(vector: Vector, slots: int, seed: int, on_bad_value: OnBadValue) ->
     return VectorAdapter(vector, seed=seed)
 
 
-def _constructor_of(
-    source: Source, slots: int, options: Mapping[str, Any], *, in_process: bool
-) -> tuple[Callable[[], Env], str]:
+def _constructor_of(source: Source, slots: int, config: EnvironmentConfig) -> tuple[Callable[[], Env], str]:
     if isinstance(source, str):
-        return constructor(source, options), source
+        return constructor(source, config.options), source
     if isinstance(source, gymnasium.Env):
-        if slots != 1 or in_process:
+        if slots != 1 or config.placement == "process":
             raise ConfigError(
                 f"expected one slot in this thread for an environment that exists already, got {slots}; hand in its constructor"
             )
