@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.checkpoint import RunLock
-from laser_rl.metrics import MetricsLog, read
 from laser_rl.metrics import log as log_module
 from laser_rl.metrics.history import CurveLine, History, Table, aligned
-from laser_rl.metrics.log import Tail, last_row
+from laser_rl.metrics.log import MetricsLog, Tail, last_row, read
 from laser_rl.metrics.rows import rows_in
 from laser_rl.view.facts import details
 from laser_rl.view.panels import PANELS, Asked

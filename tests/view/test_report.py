@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from laser_rl.checkpoint import RunLock
-from laser_rl.metrics import MetricsLog, machine
-from laser_rl.metrics.log import FILE
+from laser_rl.metrics import machine
+from laser_rl.metrics.log import FILE, MetricsLog
 from laser_rl.view import report as module
 from laser_rl.view.facts import details, interval
 from laser_rl.view.runs import ViewedRun
