@@ -19,7 +19,7 @@ from laser_rl.agent.actor import Actor
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.parallel import ALONE, Team
 from laser_rl.config import Config, override
-from laser_rl.envs.records import Environments, EnvironmentSpec
+from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, build_network, family_of, parameter_count
@@ -70,13 +70,9 @@ class Member:
         self.acting = self.learner.network
 
     def close(self) -> None:
-        self.environments.close()
+        self.actor.environments.close()
         if self.ranks is not None:
             self.ranks.close()
-
-    @property
-    def environments(self) -> Environments:
-        return self.actor.environments
 
 
 def stores_of(members: Iterable[Member]) -> list[Replay]:

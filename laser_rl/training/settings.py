@@ -220,6 +220,10 @@ class SweepConfig(Frozen):
             base = override(base, {"replay.fraction": 0.0, "loss.batch_unrolls": online})
         return (base,) if self.single else member_configs(base, self.settings)
 
+    def with_base(self, settings: Mapping[str, Any]) -> "SweepConfig":
+        """A copy with other settings of the base, by name."""
+        return self.model_copy(update={"base": override(self.base, settings)})
+
 
 def with_source(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """A sweep's values with others over them; what members differ in is replaced as a whole."""
@@ -266,8 +270,3 @@ def cluster_of(address: str | None, runners: int) -> ClusterSettings | None:
             f"{runners} runners a member were asked for, but no cluster; add --cluster auto, or leave out --cluster-runners"
         )
     return None if address is None else ClusterSettings(address, runners)
-
-
-def free_running(sweep: SweepConfig) -> SweepConfig:
-    """A sweep whose members do not take turns: on a cluster, the default."""
-    return sweep.model_copy(update={"base": override(sweep.base, {"run.runtime": "local"})})

@@ -126,8 +126,7 @@ class Run:
         return Result(members, tuple(filter(self._applied, made)), interrupted, self.saved)
 
     def _applied(self, exploit: Exploit) -> bool:
-        """Whether the member has made this copy; a supervisor asks the member's own state."""
-        return True
+        return self.trainings[exploit.member].has_applied(exploit)
 
     def state_dict(self) -> dict[str, Any]:
         return {
