@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from laser_rl.config import Config, CountOrNone, Frozen, ReplayConfig, RunConfig, full_name, override, problems, unknown
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import ConfigError, suggestion
+from laser_rl.errors import THEIRS, ConfigError, called_here, suggestion
 from laser_rl.training.pbt import PbtConfig, require_real
 from laser_rl.training.search import SearchConfig
 
@@ -253,7 +253,10 @@ def _unknown(name: str) -> str:
     if section == "base" and own:  # one of a run's settings
         return unknown(own)
     known = (PbtConfig if section == "pbt" and own else SweepConfig).model_fields
-    return f"there is no setting {name!r} of a sweep; {suggestion(name.rpartition('.')[2], known)}"
+    hint = suggestion(
+        name.rpartition(".")[2], known, f"there are {', '.join(known)}; settings of all members go under 'base:'"
+    )
+    return f"there is no setting {name!r} of a sweep; {called_here(name) if name in THEIRS else hint}"
 
 
 @dataclass(frozen=True)
