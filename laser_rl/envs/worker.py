@@ -66,15 +66,13 @@ class ProcessLimits:
 def start_python(module: str, arguments: Sequence[str], handles: Sequence[int], **how: Any) -> subprocess.Popen[bytes]:
     """Run `main` of one of our modules in a fresh interpreter that leads a process group and inherits these file handles."""
     path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
-    how = {
-        "stdin": subprocess.DEVNULL,
-        "env": {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
-    } | how
+    env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+    settled: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": env, **how}
     return subprocess.Popen(  # noqa: S603  (our own interpreter and our own code)
         [sys.executable, "-c", ENTRY.format(module), *arguments, path],
         pass_fds=handles,
         process_group=0,  # Ctrl-C is for us to handle, and what the process starts can be killed with it
-        **how,
+        **settled,
     )
 
 
