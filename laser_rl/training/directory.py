@@ -64,9 +64,8 @@ class RunDirectory:
         except BaseException:
             self._lock.release()
             raise
-        self.segments: dict[
-            int, saving.Segments
-        ] = {}  # by store; those of a cluster's shards are put here from outside
+        # By store; those of a cluster's shards are put here from outside.
+        self.segments: dict[int, saving.Segments] = {}
 
     def save(self, trainer: Trainer) -> Path:
         """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
