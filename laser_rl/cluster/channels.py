@@ -52,9 +52,8 @@ class RemoteDelivery(NamedTuple):
     faults: dict[str, int]  # that the environments survived since the last delivery
 
 
-_Published = tuple[
-    int, int, Any
-]  # number (a copy of a peer has no new version), version; parameters, or a list of one reference
+# Number (a copy of a peer has no new version), version; the parameters, or a list of one reference.
+_Published = tuple[int, int, Any]
 
 
 class RunnerInbox:
