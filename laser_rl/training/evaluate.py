@@ -19,6 +19,7 @@ from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import ReplayCheck, grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.disk import write_bytes
+from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec, write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, DamagedRun, shortened
@@ -127,7 +128,7 @@ def newest(run_dir: Path, replay: ReplayCheck = "unread") -> Loaded:
 
 def spec_of(source: build.EnvironmentSource, config: Config) -> EnvironmentSpec:
     """What an environment looks like; it is opened once to be looked at, in as few slots as it can be."""
-    environments = build.open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
+    environments = make_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
     environments.close()
     return environments.spec
 
@@ -174,7 +175,7 @@ def evaluate(
     tasks, source = task_count(trained.source), build.another(trained.source)
     episodes = -(-episodes // tasks) * tasks
     slots = build.slots_of(source) or min(episodes, max(1, SLOTS // tasks) * tasks)
-    environments = build.open_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
+    environments = make_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
     with contextlib.closing(environments):
         spec, known = environments.spec, trained.spec
         if (spec.observation, spec.action) != (known.observation, known.action):

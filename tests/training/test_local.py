@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from laser_rl import checkpoint
+from laser_rl.agent.actor import Actor
 from laser_rl.agent.learner import Learner
 from laser_rl.gpu_streams import on, own_stream
 from laser_rl.metrics.log import read
@@ -325,3 +326,26 @@ def test_a_schedule_reaches_the_learner_in_threads():
     """Not only the rows: those compute the rate themselves."""
     ended, _ = finish(small(steps=900, runtime="local", schedule="linear", learning_rate=1e-2))
     assert 0 <= ended.member.learner._rate.item() < 3e-3
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+def test_a_version_names_the_parameters_that_acted(monkeypatch, runtime):
+    """Ages, and what is online, go by it: an unroll's version must be that of the parameters, not of the ones before or after."""
+    made, acted, update, act = {}, [], Learner.update, Actor.step
+
+    def updating(self, batch, *, progress):
+        made.setdefault(0, self.flat.value.clone())
+        learned = update(self, batch, progress=progress)
+        made[self.version] = self.flat.value.clone()
+        return learned
+
+    def acting(self, *arguments):
+        acted.append((self.version, [own.detach().clone() for own in self.policy.network.parameters()]))
+        return act(self, *arguments)
+
+    monkeypatch.setattr(Learner, "update", updating)
+    monkeypatch.setattr(Actor, "step", acting)
+    finish(small(steps=900, runtime=runtime))
+    assert len({version for version, _ in acted}) > 5
+    for version, parameters in acted:
+        assert torch.equal(torch.cat([one.flatten() for one in parameters]), made[version]), version

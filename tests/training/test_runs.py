@@ -42,7 +42,7 @@ def test_every_batch_has_the_exact_online_share(batches, runtime, fraction, batc
     assert {(one[0], one[1]) for one in batches} == {(online, batch)}
     # One update for every `max(1, online)` new unrolls of 5 rows; a few rows are not yet in a whole unroll.
     rows = sum(len(one) for one in (batches,)) * max(1, online) * 5
-    assert result.steps + training.member.environments.slots * 5 * 2 + result.steps // 9 - rows >= 0
+    assert result.steps + training.member.actor.environments.slots * 5 * 2 + result.steps // 9 - rows >= 0
 
 
 def test_online_unrolls_are_the_newest_and_each_is_used_once(batches):
