@@ -15,5 +15,5 @@ def test_ratios_are_those_within_a_round():
             {"task": "a", "arm": arm, "cpu_seconds": str(s)} for of in rounds for arm, s in zip(sides, of, strict=True)
         ]
 
-    now = runs((1.0, 2.0, 1.0), (10.0, 30.0, 1.0), (2.0, 2.0, 1.0))
+    now = runs((1.0, 2.0, 1.0), (10.0, 50.0, 1.0), (2.0, 2.0, 1.0))
     assert peers(now, runs((2.0, 1.0, 3.0))).splitlines()[-1] == "|a|2.00|2.00|1.00|2.00|0.50|"
