@@ -200,9 +200,11 @@ def impala(environment: str = "ALE/Breakout-v5") -> Config:
 def laser_multitask(environment: str = SUITE) -> Config:
     """LASER with a memory: PreCo LSTM, PopArt, PixelControl, 87.5 % replay with states refreshed.
 
-    On DMLab it is the paper's own; elsewhere the same parts have a size that learns `suite:grid` on a small machine.
+    On DMLab it is the paper's own; elsewhere the same parts have a size that learns `suite:grid`, or `doom/basic`, on a small machine.
     """
     base = _dmlab(environment) if is_dmlab(environment) else _small(environment)
+    if is_doom(environment):
+        base = override(base, _DOOM)
     return base.model_copy(update={"recipe": "laser-multitask"})
 
 
@@ -223,6 +225,19 @@ def popart_impala(environment: str = SUITE) -> Config:
 def is_dmlab(environment: str) -> bool:
     """Whether DMLab is meant: suite:dmlab-30, or one of its levels."""
     return environment.startswith(("suite:dmlab", "dmlab/"))
+
+
+def is_doom(environment: str) -> bool:
+    """Whether ViZDoom is meant: suite:doom, or some of its scenarios."""
+    return environment.startswith(("suite:doom", "doom/"))
+
+
+_DOOM = {
+    "environment.placement": "process",  # [D] an engine that hangs is replaced
+    "network.hidden": (128,),
+    "replay.capacity_steps": 100_000,
+    "replay.budget_gb": 1.0,  # [D] a picture has 21 kB
+}
 
 
 def _dmlab(environment: str) -> Config:
@@ -360,7 +375,7 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
     if not shapes:
         return box2d(environment) if is_box2d(environment) else cartpole(environment)
     small = max(max(shape[1:]) for shape in shapes) <= 32  # noqa: PLR2004 - as networks.build chooses
-    if spec.tasks or is_dmlab(environment):
+    if spec.tasks or is_dmlab(environment) or is_doom(environment):
         chosen = laser_multitask(environment)
     elif is_atari(environment):
         return atari(environment)
