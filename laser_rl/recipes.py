@@ -234,7 +234,6 @@ def is_doom(environment: str) -> bool:
 
 _DOOM = {
     "environment.placement": "process",  # [D] an engine that hangs is replaced
-    "network.hidden": (128,),
     "replay.capacity_steps": 100_000,
     "replay.budget_gb": 1.0,  # [D] a picture has 21 kB
 }

@@ -71,6 +71,16 @@ def dmlab_constructor(level: str, options: Mapping[str, Any]) -> Callable[[], "D
     return functools.partial(DmlabEnv, level, **options)
 
 
+def evaluation_options(source: object, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an agent is evaluated with: levels of Lab's in their held-out version and seeds, unless `test` says otherwise.
+
+    >>> evaluation_options("suite:dmlab-30", {}), evaluation_options("dmlab/rooms_watermaze", {"test": False})
+    ({'test': True}, {'test': False})
+    """
+    is_lab = isinstance(source, str) and source.startswith(("dmlab/", "suite:dmlab"))
+    return {"test": True, **options} if is_lab else options
+
+
 class DmlabEnv(gymnasium.Env[Picture, Any]):
     """One level; the defaults are IMPALA's, the keyword arguments those of `environment.options` (docs/dmlab.md).
 

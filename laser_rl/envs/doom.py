@@ -50,7 +50,9 @@ class Scenario:
     """A configuration of ViZDoom's, or a variation of ours."""
 
     config: str
-    start: tuple[float, float] | None = None  # only episodes that begin there, of the places that the scenario draws from
+    start: tuple[float, float] | None = (
+        None  # only episodes that begin there, of the places that the scenario draws from
+    )
     bots: int = 0  # of ViZDoom's own; then the reward is one for a frag, and minus one for the agent's own death by its own hand
 
 
@@ -97,27 +99,27 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
         instructions: bool = True,
         render_mode: str | None = None,
     ) -> None:
-        self._vizdoom, self._scenario = _load(scenario), SCENARIOS[scenario]
+        self.vizdoom, self._scenario = _load(scenario), SCENARIOS[scenario]
         self.observation_space: spaces.Space[Any] = picture_space((3, height, width), instruction=instructions)
         self.action_space = spaces.Discrete(len(PRESSED))
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": TICS_PER_SECOND // action_repeat}
         self.render_mode = render_mode
         self._size, self._action_repeat, self._instructions = (width, height), action_repeat, instructions
-        self._game = game = self._vizdoom.DoomGame()
+        self.game = game = self.vizdoom.DoomGame()
         self._configure(game)
         names = [button.name for button in game.get_available_buttons()]
-        self._actions = [[name in pressed for name in names] for pressed in PRESSED]
+        self.actions = [[name in pressed for name in names] for pressed in PRESSED]
         self._variables = [variable.name for variable in game.get_available_game_variables()]
-        self._screen, self._text = np.zeros((120, 160, 3), np.uint8), ""
+        self._screen, self.text = np.zeros((120, 160, 3), np.uint8), ""
         if not self._scenario.bots:
             game.init()
 
     def _configure(self, game: Any) -> None:
-        vizdoom, scenario, package = self._vizdoom, self._scenario, Path(self._vizdoom.__file__).parent
+        vizdoom, scenario, package = self.vizdoom, self._scenario, Path(self.vizdoom.__file__).parent
         game.load_config(str(package / "scenarios" / f"{scenario.config}.cfg"))
         game.set_vizdoom_path(_launcher(str(package / "vizdoom"), os.getpid()))
         game.set_doom_config_path(os.devnull)  # else it reads and writes one in the working directory
-        game.set_window_visible(False)  # noqa: FBT003 - the engine's own signature
+        game.set_window_visible(False)
         game.set_screen_format(vizdoom.ScreenFormat.RGB24)
         game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
         game.set_mode(vizdoom.Mode.PLAYER)
@@ -145,7 +147,7 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
 
     def _begin(self, seed: int) -> bool:
         """Begin an episode, and say whether it begins where it should."""
-        game, variable = self._game, self._vizdoom.GameVariable
+        game, variable = self.game, self.vizdoom.GameVariable
         game.set_seed(seed)
         game.new_episode()
         x, y = self._scenario.start or (0, 0)
@@ -154,18 +156,18 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
 
     def _begin_with_bots(self, seed: int) -> None:
         """In a new process: what bots do also depends on the episodes that an engine has played before."""
-        self._game.close()
-        self._game.set_seed(seed)
-        self._game.init()
+        self.game.close()
+        self.game.set_seed(seed)
+        self.game.init()
         for _ in range(self._scenario.bots):
-            self._game.send_game_command("addbot")
+            self.game.send_game_command("addbot")
 
     def step(self, action: Any) -> tuple[Picture, float, bool, bool, dict[str, Any]]:
         """Press the action's buttons for some tics; the reward is the sum over them."""
-        game = self._game
+        game = self.game
         if self._scenario.bots and game.is_player_dead():
             game.respawn_player()
-        reward = float(game.make_action(self._actions[int(action)], self._action_repeat))
+        reward = float(game.make_action(self.actions[int(action)], self._action_repeat))
         if not game.is_episode_finished():
             return self._look(), reward, False, False, {}
         truncated = bool(game.is_episode_timeout_reached())
@@ -175,14 +177,14 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
         return self._screen.copy()
 
     def close(self) -> None:
-        self._game.close()
+        self.game.close()
 
     def _look(self) -> Picture:
-        state = self._game.get_state()
+        state = self.game.get_state()
         self._screen = state.screen_buffer
         if self._variables:
             values = zip(self._variables, state.game_variables, strict=True)
-            self._text = " ".join(f"{name} {value:.0f}" for name, value in values)
+            self.text = " ".join(f"{name} {value:.0f}" for name, value in values)
         return self._show()
 
     def _show(self) -> Picture:
@@ -190,7 +192,7 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
 
         small = Image.fromarray(self._screen).resize(self._size, Image.Resampling.BOX)
         picture = np.asarray(small).transpose(2, 0, 1)
-        return with_instruction(picture, self._text) if self._instructions else np.ascontiguousarray(picture)
+        return with_instruction(picture, self.text) if self._instructions else np.ascontiguousarray(picture)
 
 
 @functools.lru_cache

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from laser_rl.envs.instructions import with_instruction
+from laser_rl.envs.instructions import WORDS, with_instruction, word_numbers
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
 from laser_rl.networks.recurrent import GRU, LSTM, PreCo, build_memory, state_size
-from laser_rl.networks.torso import LastStep
+from laser_rl.networks.torso import InstructionLSTM, LastStep
 from laser_rl.types import Inputs
 from tests.networks.make import build_network
 
@@ -105,10 +105,12 @@ def test_a_network_with_a_memory_reads_the_last_action_and_reward(action):
         assert not torch.allclose(network(changed, network.initial_state(3))[0].policy, base)
 
 
-def test_the_instruction_is_read_and_is_no_picture():
+@pytest.mark.parametrize("encoder", ["lstm", "embedding"])
+def test_the_instruction_is_read_and_is_no_picture(encoder):
     spec = EnvironmentSpec("x", ObservationSpec((3, 17, 16), "uint8", 1 / 255, words=16), DiscreteActions(2))
     torch.manual_seed(0)
-    network = build_network(spec, torso="tiles", channels=4, hidden=(8,), memory="lstm", memory_size=8)
+    parts = {"torso": "tiles", "channels": 4, "hidden": (8,), "memory": "lstm", "memory_size": 8}
+    network = build_network(spec, instruction=encoder, **parts)
     nn.init.orthogonal_(network.policy_head.weight)
     seen = []
     network.torso.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
@@ -125,6 +127,27 @@ def test_the_instruction_is_read_and_is_no_picture():
     torch.testing.assert_close(red, policy("get the red ball"))
     assert seen[0].shape == (1, 3, 16, 16)
     torch.testing.assert_close(seen[0], seen[1])
+
+
+def test_instructions_are_read_word_by_word_as_torchs_own_lstm_reads_them():
+    texts = ["get the red ball", "", "red", "one two three four five six seven eight nine ten eleven twelve", "RED"]
+    pictures = torch.from_numpy(np.stack([with_instruction(np.zeros((3, 16, 16), np.uint8), text) for text in texts]))
+    torch.manual_seed(0)
+    encoder, twin = InstructionLSTM(WORDS), nn.LSTM(20, 64, batch_first=True)
+    nn.init.normal_(encoder.cell.bias_ih)
+    with torch.no_grad():
+        for name, value in encoder.cell.named_parameters():
+            getattr(twin, f"{name}_l0").copy_(value)
+    encoded, nothing = encoder(pictures), torch.zeros(64)
+    assert encoded.shape == (5, 64)
+    for text, mine in zip(texts, encoded, strict=True):
+        words = torch.tensor([number for number in word_numbers(text) if number])
+        torch.testing.assert_close(mine, twin(encoder.embedding(words)[None])[0][0, -1] if text else nothing)
+    torch.testing.assert_close(encoded[2], encoded[4])
+    torch.testing.assert_close(encoder(pictures[1:2])[0], nothing)
+    encoded.sum().backward()
+    learned = encoder.embedding.weight.grad.any(1).nonzero().flatten().tolist()
+    assert learned == sorted({number for text in texts for number in word_numbers(text) if number})
 
 
 @pytest.mark.parametrize("kind", KINDS)

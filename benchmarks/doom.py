@@ -1,0 +1,264 @@
+"""ViZDoom's scenarios as the agent has them: scores to compare with, speed, and a picture of each.
+
+    python -m benchmarks.doom scores            # docs/results/doom/references.csv, from which suites.csv has its numbers
+    python -m benchmarks.doom speed             # docs/results/doom/speed.csv: environments beside ViZDoom alone
+    python -m benchmarks.doom frames            # docs/images/doom.png: each scenario as the agent sees it
+
+Random play chooses uniformly among the nine actions. `best` is the mean return of a player written by hand, or what the scenario's rules
+allow at most where that is known (`LIMITS`; 0 episodes). The player knows what the engine draws where (ViZDoom's labels), acts as the agent
+does, every four tics by the nine actions, and aims at the largest monster, walks to the largest medikit or goes out of the way of the
+largest fireball. An agent can be better than that. Seeds are 0, 1, 2, …; `_se` are standard errors.
+"""
+
+import argparse
+import contextlib
+import csv
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from benchmarks.references import row_of
+from laser_rl.envs.doom import PRESSED, SCENARIOS, DoomEnv
+from laser_rl.envs.make import make_environments
+from laser_rl.envs.scores import SUITES
+
+DOCUMENTS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCUMENTS / "results" / "doom"
+FORWARD, BACK, LEFT, RIGHT, TURN_LEFT, TURN_RIGHT, _, _, FIRE = range(len(PRESSED))
+# What the rules allow at most: 26 bullets and the death at the end; the time limit; a target that pays 1 less the time to it.
+LIMITS = {
+    "defend_the_center": 25.0, "health_gathering": 2100.0, "health_gathering_supreme": 2100.0, "my_way_home": 1.0,
+    "my_way_home_sparse": 1.0, "my_way_home_very_sparse": 1.0, "predict_position": 1.0,
+}  # fmt: skip
+SPEED_SCENARIOS = ("basic", "deadly_corridor", "my_way_home", "deathmatch", "deathmatch_bots")
+Player = Callable[[DoomEnv, np.random.Generator], int]
+
+
+class Labelled(DoomEnv):
+    """With the places of all that is in the picture, for a player written by hand."""
+
+    def _configure(self, game: Any) -> None:
+        super()._configure(game)
+        game.set_labels_buffer_enabled(True)
+
+    def largest(self, *words: str) -> Any:
+        """The largest thing in the picture whose category or name is one of these; None if there is none."""
+        state = self.game.get_state()
+        found = [
+            label
+            for label in (state.labels if state else [])
+            if label.object_category != "Self" and {label.object_category, label.object_name} & set(words)
+        ]
+        return max(found, key=lambda label: label.width * label.height, default=None)
+
+    def has(self, button: str) -> bool:
+        """Whether the scenario has this button."""
+        return button in {one.name for one in self.game.get_available_buttons()}
+
+
+def at_random(env: DoomEnv, rng: np.random.Generator) -> int:
+    """Uniformly among the actions."""
+    return int(rng.integers(len(PRESSED)))
+
+
+def by_hand(env: DoomEnv, rng: np.random.Generator) -> int:
+    """A player for each kind of scenario."""
+    assert isinstance(env, Labelled)
+    if not env.has("ATTACK"):
+        return gathering(env) if env.has("TURN_LEFT") else dodging(env)
+    monster = env.largest("Monster", "Player")
+    if monster is None:
+        if not env.has("MOVE_FORWARD"):
+            return TURN_LEFT
+        return FORWARD if rng.random() < 0.8 else int(rng.choice([TURN_LEFT, TURN_RIGHT]))
+    offset = monster.x + monster.width / 2 - 80
+    if abs(offset) <= max(3.0, 0.4 * monster.width):
+        return FIRE
+    if env.has("TURN_LEFT"):
+        return TURN_LEFT if offset < 0 else TURN_RIGHT
+    return LEFT if offset < 0 else RIGHT
+
+
+def along_the_corridor(env: DoomEnv, rng: np.random.Generator) -> int:
+    """Shoot what stands in the way, and go on."""
+    assert isinstance(env, Labelled)
+    return by_hand(env, rng) if env.largest("Monster") is not None else FORWARD
+
+
+def gathering(env: Labelled) -> int:
+    """To the largest medikit, and round where none is seen."""
+    kit = env.largest("Medikit", "CustomMedikit")
+    if kit is None:
+        return TURN_LEFT
+    offset = kit.x + kit.width / 2 - 80
+    return FORWARD if abs(offset) < 15 else TURN_LEFT if offset < 0 else TURN_RIGHT
+
+
+def dodging(env: Labelled) -> int:
+    """Out of the way of the largest fireball; the button for fire is not there, so it means to stay."""
+    ball = env.largest("Explosive")
+    if ball is None:
+        return FIRE
+    offset = ball.x + ball.width / 2 - 80
+    return FIRE if abs(offset) > 40 else RIGHT if offset < 0 else LEFT
+
+
+def returns(env: DoomEnv, player: Player, episodes: int) -> Iterator[float]:
+    """Of whole episodes."""
+    rng = np.random.default_rng(0)
+    for seed in range(episodes):
+        env.reset(seed=seed)
+        total, ended = 0.0, False
+        while not ended:
+            _, reward, terminated, truncated, _ = env.step(player(env, rng))
+            total, ended = total + reward, terminated or truncated
+        yield total
+
+
+def scores(asked: argparse.Namespace) -> None:
+    """Measure what is not in the table yet."""
+    path = RESULTS / "references.csv"
+    there = list(csv.DictReader(path.open())) if path.exists() else []
+    for task in SUITES["doom"]:
+        name = task.id.removeprefix("doom/")
+        if name not in asked.scenarios or any(row["task"] == task.id for row in there):
+            continue
+        begin = time.perf_counter()
+        best: list[float] = [LIMITS[name]] if name in LIMITS else []
+        with contextlib.closing(DoomEnv(name)) as env:
+            played = list(returns(env, at_random, asked.random_episodes))
+        if not best:
+            hand = along_the_corridor if name == "deadly_corridor" else by_hand
+            with contextlib.closing(Labelled(name)) as env:
+                best = list(returns(env, hand, asked.best_episodes))
+        counts = {"random_episodes": len(played), "best_episodes": 0 if name in LIMITS else len(best)}
+        how = f"--random-episodes {asked.random_episodes} --best-episodes {asked.best_episodes}"
+        row = row_of(task, np.array(played), np.array(best)) | counts
+        there.append({**row, "command": f"python -m benchmarks.doom scores {how}"})
+        write(path, there)
+        print(f"{row} in {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+def speed(asked: argparse.Namespace) -> None:
+    """Steps a second: ViZDoom alone, the same picture and time, and environments in so many workers."""
+    rows = []
+    for name in asked.scenarios or SPEED_SCENARIOS:
+        row: dict[str, Any] = {
+            "date": time.strftime("%Y-%m-%d"),
+            "cores": len(os.sched_getaffinity(0)),
+            "scenario": name,
+        }
+        row["vizdoom_alone"] = round(alone(name, asked.seconds))
+        row["environment"] = round(one_environment(name, asked.seconds))
+        for workers in asked.workers:
+            row[f"workers_{workers}"] = round(in_workers(name, workers, asked.seconds))
+        rows.append(row)
+        print(row, flush=True)
+    write(asked.out, rows)
+
+
+def alone(name: str, seconds: float) -> float:
+    """The engine with random buttons and nothing of ours but its settings; new episodes by their own."""
+    env, rng = DoomEnv(name), np.random.default_rng(0)
+    env.reset(seed=0)
+    game, steps, end = env.game, 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        if game.is_episode_finished():
+            game.new_episode()
+        game.get_state()
+        game.make_action(env.actions[int(rng.integers(len(PRESSED)))], 4)
+        steps += 1
+    env.close()
+    return steps / seconds
+
+
+def one_environment(name: str, seconds: float) -> float:
+    """Our environment in this process."""
+    env, rng, ended = DoomEnv(name), np.random.default_rng(0), True
+    steps, seed, end = 0, 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        if ended:
+            env.reset(seed=seed)
+            seed += 1
+        _, _, terminated, truncated, _ = env.step(int(rng.integers(len(PRESSED))))
+        steps, ended = steps + 1, terminated or truncated
+    env.close()
+    return steps / seconds
+
+
+def in_workers(name: str, workers: int, seconds: float) -> float:
+    """Eight slots a worker, each step of all of them awaited."""
+    slots = 8 * workers
+    envs = make_environments(f"doom/{name}", slots=slots, seed=0, placement="process", workers=workers, lockstep=True)
+    rows, rng = envs.reset(), np.random.default_rng(0)
+    steps, begin = 0, time.perf_counter()
+    while time.perf_counter() < begin + seconds:
+        rows = envs.step(rows.slots, rng.integers(len(PRESSED), size=slots))
+        steps += slots
+    took = time.perf_counter() - begin
+    envs.close()
+    return steps / took
+
+
+def frames(asked: argparse.Namespace) -> None:
+    """The twentieth picture of an episode of random play, twice as large, with the words of its last row."""
+    columns, width, height = 5, 2 * 96 + 8, 2 * 72 + 34
+    sheet = Image.new("RGB", (columns * width + 8, -(-len(SCENARIOS) // columns) * height + 8), "white")
+    draw = ImageDraw.Draw(sheet)
+    for place, name in enumerate(SCENARIOS):
+        env, rng = DoomEnv(name), np.random.default_rng(1)
+        observation, _ = env.reset(seed=asked.seed)
+        for _ in range(asked.steps):
+            observation, _, terminated, truncated, _ = env.step(int(rng.integers(len(PRESSED))))
+            if terminated or truncated:
+                break
+        x, y = 8 + place % columns * width, 8 + place // columns * height
+        picture = Image.fromarray(observation[:, :-1].transpose(1, 2, 0))
+        sheet.paste(picture.resize((192, 144), Image.Resampling.NEAREST), (x, y + 22))
+        draw.text((x, y), f"{name}\n{env.text.lower()[:34]}", fill="black", spacing=0)
+        env.close()
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    sheet.quantize(128).save(asked.out, optimize=True)
+    print(f"{asked.out}: {sheet.size}, {asked.out.stat().st_size:,} bytes")
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """All rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    """The commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measured = commands.add_parser("scores")
+    measured.add_argument("--scenarios", nargs="+", default=list(SCENARIOS))
+    measured.add_argument("--random-episodes", type=int, default=300)
+    measured.add_argument("--best-episodes", type=int, default=100)
+    measured.set_defaults(run=scores)
+    timed = commands.add_parser("speed")
+    timed.add_argument("--scenarios", nargs="+")
+    timed.add_argument("--seconds", type=float, default=5.0)
+    timed.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    timed.add_argument("--out", type=Path, default=RESULTS / "speed.csv")
+    timed.set_defaults(run=speed)
+    drawn = commands.add_parser("frames")
+    drawn.add_argument("--out", type=Path, default=DOCUMENTS / "images" / "doom.png")
+    drawn.add_argument("--seed", type=int, default=3)
+    drawn.add_argument("--steps", type=int, default=20)
+    drawn.set_defaults(run=frames)
+    asked = parser.parse_args()
+    asked.run(asked)
+
+
+if __name__ == "__main__":
+    main()
