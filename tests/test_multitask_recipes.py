@@ -193,7 +193,7 @@ def test_evaluations_play_levels_that_training_does_not_unless_they_are_told_to(
         "network.precision": "fp32",
         "loss.batch_unrolls": 8,
     }
-    agent = LASER("dmlab/rooms_collect_good_objects_train", recipe="laser-multitask", **settings)
+    agent = LASER("dmlab/rooms_collect_good_objects_train", recipe="laser-multitask", **settings).learn(5)
     trained_on = len(standin_lab.made)
     agent.evaluate(episodes=1)
     evaluated = standin_lab.made[trained_on:]

@@ -3,6 +3,7 @@
 Rewards are the scenario's own. An episode is a function of its seed and of the actions: the engine's random numbers begin anew with each.
 """
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -11,6 +12,7 @@ import os
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from laser_rl.errors import EnvironmentRefused, MissingExtra
 Picture = NDArray[np.uint8]
 TICS_PER_SECOND = 35
 SEEDS = 2**31
+NAMES = Path("/dev/shm/ViZDoom")  # noqa: S108 - how the names begin of the memory that engines share with us
 MOST_STARTS = 1000  # of episodes, until one begins at the asked place: one in 17 does
 # The button for a control's negative value and for its positive one, by Lab's names of controls.
 BUTTONS = {
@@ -112,7 +115,7 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
         self._variables = [variable.name for variable in game.get_available_game_variables()]
         self._screen, self.text = np.zeros((120, 160, 3), np.uint8), ""
         if not self._scenario.bots:
-            game.init()
+            self._start()
 
     def _configure(self, game: Any) -> None:
         vizdoom, scenario, package = self.vizdoom, self._scenario, Path(self.vizdoom.__file__).parent
@@ -129,6 +132,13 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
             game.add_game_args(f"{VERSUS} +viz_bots_path {package / 'bots.cfg'}")
             game.set_episode_timeout(2 * 60 * TICS_PER_SECOND)
             game.set_frag_reward(1.0)
+
+    def _start(self) -> None:
+        _forget_old_names()
+        self.game.init()
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if str(NAMES) in line:  # both sides have it: without its name it ends with them, however they end
+                Path(line[line.index(str(NAMES)) :]).unlink(missing_ok=True)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -158,7 +168,7 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
         """In a new process: what bots do also depends on the episodes that an engine has played before."""
         self.game.close()
         self.game.set_seed(seed)
-        self.game.init()
+        self._start()
         for _ in range(self._scenario.bots):
             self.game.send_game_command("addbot")
 
@@ -212,6 +222,14 @@ def _launcher(engine: str, parent: int) -> str:
     os.write(handle, f'#!/bin/sh\nexec {words} "$@"\n'.encode())
     os.fchmod(handle, 0o700)
     return f"/proc/{parent}/fd/{handle}"
+
+
+def _forget_old_names() -> None:
+    """Remove what engines that were killed while they started have left; a minute after its start no engine needs its names."""
+    for path in NAMES.parent.glob(f"{NAMES.name}*"):
+        with contextlib.suppress(OSError):  # another's, or another process was faster
+            if time.time() - path.stat().st_mtime > 60:  # noqa: PLR2004 - seconds
+                path.unlink()
 
 
 def _load(scenario: str) -> Any:

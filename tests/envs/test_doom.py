@@ -3,13 +3,12 @@
 import importlib.util
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from laser_rl.envs.construct import constructor
-from laser_rl.envs.doom import PRESSED, SCENARIOS
+from laser_rl.envs.doom import NAMES, PRESSED, SCENARIOS, DoomEnv
 from laser_rl.envs.instructions import WORDS, word_number
 from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.records import DiscreteActions, ObservationSpec
@@ -17,8 +16,6 @@ from laser_rl.envs.scores import SUITES
 from laser_rl.errors import EnvironmentRefused, MissingExtra
 from tests.envs.samples import words_in
 from tests.faults.environment_runs import alive, children
-
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the engine puts its own
 
 installed = pytest.mark.skipif(importlib.util.find_spec("vizdoom") is None, reason="needs the extra doom")
 
@@ -123,7 +120,7 @@ def test_there_are_bots_in_the_deathmatch():
 @installed
 def test_nothing_is_left_in_the_working_directory_or_after_the_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    before, shared = children(), set(SHARED_MEMORY.glob("ViZDoom*"))
+    before, shared = children(), set(NAMES.parent.glob("ViZDoom*"))
     env = make_renderable("doom/basic")
     play(env, 1, steps=3)
     assert env.render().shape == (120, 160, 3)
@@ -134,7 +131,19 @@ def test_nothing_is_left_in_the_working_directory_or_after_the_end(tmp_path, mon
         time.sleep(0.05)
     assert not alive(engine)
     assert list(tmp_path.iterdir()) == []
-    assert set(SHARED_MEMORY.glob("ViZDoom*")) <= shared
+    assert set(NAMES.parent.glob("ViZDoom*")) <= shared
+
+
+@installed
+def test_names_of_engines_killed_at_their_start_are_removed_when_they_are_old(tmp_path, monkeypatch):
+    monkeypatch.setattr("laser_rl.envs.doom.NAMES", tmp_path / "ViZDoom")
+    old, new, other = (tmp_path / name for name in ("ViZDoomSMold", "ViZDoomSMnew", "Quake"))
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (time.time() - 61,) * 2)
+    DoomEnv("basic").close()
+    assert sorted(tmp_path.iterdir()) == [other, new]
 
 
 @installed
