@@ -9,7 +9,8 @@
     python -m benchmarks.recurrent_report
 
 Each run writes a row for every `every` steps into docs/results/recurrent/EXPERIMENT.csv: the score, and the mean return of each task over
-its last 50 episodes; of a variant with several members a row for each of them. Runs that are there already are not made again. A run that reaches `--minutes` stops there and says so.
+its last 50 episodes; of a variant with several members a row for each of them. Runs that are there already are not made again. A run that
+reaches `--minutes` stops there and says so.
 """
 
 import argparse
