@@ -1,6 +1,7 @@
 """ViZDoom itself, where it is installed: `pip install 'laser-rl[doom]'`."""
 
 import importlib.util
+import os
 import sys
 import time
 

@@ -18,6 +18,7 @@ from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import EnvironmentFailed
 from laser_rl.metrics.log import read
 from tests.envs.samples import processes
+from tests.faults.bad_environments import with_an_engine_that_ends
 from tests.faults.environment_runs import alive, children, within
 
 pytestmark = [
@@ -103,12 +104,6 @@ def test_an_engine_that_hangs_is_replaced_after_the_time_limit(figure):
     driven.pool.close()
     assert within(took - 1.0, 2.0)
     figure(f"ViZDoom: engine stopped, another in its place {took - 1.0:.2f} s after its time-out")
-
-
-def with_an_engine_that_ends():
-    """What a worker process is told to make: the engine's program ends at once."""
-    doom._launcher = lambda engine, parent: "/bin/false"
-    return doom.DoomEnv("basic")
 
 
 @pytest.mark.fault(3)
