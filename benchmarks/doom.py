@@ -45,8 +45,8 @@ Player = Callable[[DoomEnv, np.random.Generator], int]
 class Labelled(DoomEnv):
     """With the places of all that is in the picture, for a player written by hand."""
 
-    def _configure(self, game: Any) -> None:
-        super()._configure(game)
+    def _configure(self, game: Any, config: str) -> None:
+        super()._configure(game, config)
         game.set_labels_buffer_enabled(True)
 
     def seen(self, *words: str) -> list[Any]:

@@ -28,7 +28,7 @@ from laser_rl.errors import ConfigError, suggestion
 from laser_rl.training.pbt import PbtConfig, paper
 from laser_rl.training.settings import LogUniform, SweepConfig
 
-SUITE = "suite:grid"
+SUITE, _DOOM = "suite:grid", ("suite:doom", "doom/")
 _WITHOUT_REPLAY = {
     "replay.fraction": 0.0,
     "replay.capacity_steps": 1,
@@ -203,8 +203,9 @@ def laser_multitask(environment: str = SUITE) -> Config:
     On DMLab it is the paper's own; elsewhere the same parts have a size that learns `suite:grid`, or `doom/basic`, on a small machine.
     """
     base = _dmlab(environment) if is_dmlab(environment) else _small(environment)
-    if is_doom(environment):
-        base = override(base, _DOOM)
+    if environment.startswith(_DOOM):  # [D] an engine that hangs is replaced; a picture has 21 kB
+        own = {"environment.placement": "process", "replay.capacity_steps": 100_000, "replay.budget_gb": 1.0}
+        base = override(base, own)
     return base.model_copy(update={"recipe": "laser-multitask"})
 
 
@@ -225,18 +226,6 @@ def popart_impala(environment: str = SUITE) -> Config:
 def is_dmlab(environment: str) -> bool:
     """Whether DMLab is meant: suite:dmlab-30, or one of its levels."""
     return environment.startswith(("suite:dmlab", "dmlab/"))
-
-
-def is_doom(environment: str) -> bool:
-    """Whether ViZDoom is meant: suite:doom, or some of its scenarios."""
-    return environment.startswith(("suite:doom", "doom/"))
-
-
-_DOOM = {
-    "environment.placement": "process",  # [D] an engine that hangs is replaced
-    "replay.capacity_steps": 100_000,
-    "replay.budget_gb": 1.0,  # [D] a picture has 21 kB
-}
 
 
 def _dmlab(environment: str) -> Config:
@@ -374,7 +363,7 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
     if not shapes:
         return box2d(environment) if is_box2d(environment) else cartpole(environment)
     small = max(max(shape[1:]) for shape in shapes) <= 32  # noqa: PLR2004 - as networks.build chooses
-    if spec.tasks or is_dmlab(environment) or is_doom(environment):
+    if spec.tasks or is_dmlab(environment) or environment.startswith(_DOOM):
         chosen = laser_multitask(environment)
     elif is_atari(environment):
         return atari(environment)

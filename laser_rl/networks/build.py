@@ -13,15 +13,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.heads import PixelControlHead
 from laser_rl.networks.recurrent import build_memory
-from laser_rl.networks.torso import (
-    Instruction,
-    InstructionLSTM,
-    LastStep,
-    ObservationNormaliser,
-    PartTorsos,
-    build_torso,
-    part_torso,
-)
+from laser_rl.networks.torso import INSTRUCTIONS, LastStep, ObservationNormaliser, PartTorsos, build_torso, part_torso
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 
@@ -71,8 +63,7 @@ def build_network(
     words, instruction, parts = spec.observation.words, None, spec.observation.parts
     if words:
         shape = (shape[0], shape[1] - 1, shape[2])
-        encoder = InstructionLSTM if config.instruction == "lstm" else Instruction
-        instruction = encoder(words, spec.observation.shape[0])
+        instruction = INSTRUCTIONS[config.instruction](words, spec.observation.shape[0])
 
     def make() -> nn.Module:
         if not parts:

@@ -255,6 +255,9 @@ class InstructionLSTM(Instruction):
         return h
 
 
+INSTRUCTIONS = {"lstm": InstructionLSTM, "embedding": Instruction}
+
+
 class ObservationNormaliser(nn.Module):
     """Each number of a vector less its mean, by its standard deviation, of all rows so far.
 

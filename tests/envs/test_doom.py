@@ -105,7 +105,7 @@ def test_sparse_forms_begin_at_their_one_place(name):
     for seed in range(5):
         env.reset(seed=seed)
         place = [env.game.get_game_variable(getattr(env.vizdoom.GameVariable, f"POSITION_{axis}")) for axis in "XY"]
-        assert np.abs(np.array(place) - SCENARIOS[name].start).sum() < 4
+        assert np.abs(np.array(place) - [float(place) for place in SCENARIOS[name]["start"].split()]).sum() < 4
     env.close()
 
 
@@ -184,8 +184,8 @@ def test_the_suite_has_every_scenario():
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("doom/deadly_coridor", {}, "did you mean doom/deadly_corridor"),
-        ("doom/../secret", {}, "one of the scenarios"),
+        ("doom/deadly_coridor", {}, "did you mean 'deadly_corridor'"),
+        ("doom/../secret", {}, "a scenario of suite:doom"),
         ("doom/basic", {"size": 1}, "options among .*action_repeat.* got size"),
     ],
 )
