@@ -4,10 +4,10 @@
     python -m benchmarks.doom speed             # docs/results/doom/speed.csv: environments beside ViZDoom alone
     python -m benchmarks.doom frames            # docs/images/doom.png: each scenario as the agent sees it
 
-Random play chooses uniformly among the nine actions. `best` is the mean return of a player written by hand, or what the scenario's rules
-allow at most where that is known (`LIMITS`; 0 episodes). The player knows what the engine draws where (ViZDoom's labels), acts as the agent
-does, every four tics by the nine actions, and aims at a monster that is near and near the middle, walks to the largest medikit or goes out
-of the way of the largest fireball. An agent can be better than that. Seeds are 0, 1, 2, …; `_se` are standard errors.
+Random play chooses uniformly among the nine actions. `best` is what the scenario's rules allow at most where that is known (`LIMITS`; 0
+episodes), against bots the frags of the best of them, else the mean return of a player written by hand. The player knows what the engine
+draws where (ViZDoom's labels), acts as the agent does, every four tics by the nine actions, and aims at a monster that is near and near
+the middle. An agent can be better than that. Seeds are 0, 1, 2, …; `_se` are standard errors.
 """
 
 import argparse
@@ -31,12 +31,12 @@ DOCUMENTS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCUMENTS / "results" / "doom"
 FORWARD, BACK, LEFT, RIGHT, TURN_LEFT, TURN_RIGHT, _, _, FIRE = range(len(PRESSED))
 # What the rules allow at most: the way to the vest (eight of ten walks on ViZDoom's easiest skill, where monsters hardly hit, gave 2,277 to
-# 2,284); 26 bullets and the death at the end; the time limit; a target that pays 1 less the time to it; the goal of OpenAI Gym's
-# version of take_cover.
+# 2,284); 26 bullets and the death at the end; the time limit; a target that pays 1 less the time to it. In take_cover and deathmatch the
+# goals of OpenAI Gym's versions.
 LIMITS = {
     "deadly_corridor": 2280.0,
     "defend_the_center": 25.0, "health_gathering": 2100.0, "health_gathering_supreme": 2100.0, "my_way_home": 1.0,
-    "my_way_home_sparse": 1.0, "my_way_home_very_sparse": 1.0, "take_cover": 750.0, "predict_position": 1.0,
+    "my_way_home_sparse": 1.0, "my_way_home_very_sparse": 1.0, "take_cover": 750.0, "deathmatch": 20.0, "predict_position": 1.0,
 }  # fmt: skip
 SPEED_SCENARIOS = ("basic", "deadly_corridor", "my_way_home", "deathmatch", "deathmatch_bots")
 Player = Callable[[DoomEnv, np.random.Generator], int]
@@ -74,21 +74,14 @@ def middle(label: Any) -> float:
     return float(label.x + label.width / 2 - 80)
 
 
-def size(label: Any) -> float:
-    """Pixels."""
-    return float(label.width * label.height)
-
-
 def at_random(env: DoomEnv, rng: np.random.Generator) -> int:
     """Uniformly among the actions."""
     return int(rng.integers(len(PRESSED)))
 
 
 def by_hand(env: DoomEnv, rng: np.random.Generator) -> int:
-    """A player for each kind of scenario."""
+    """Aim at a monster; look for one where there is none in the picture."""
     assert isinstance(env, Labelled)
-    if not env.has("ATTACK"):
-        return gathering(env) if env.has("TURN_LEFT") else dodging(env)
     monsters = env.seen("Monster", "Player")
     if not monsters:
         if not env.has("MOVE_FORWARD"):
@@ -104,24 +97,6 @@ def by_hand(env: DoomEnv, rng: np.random.Generator) -> int:
     return LEFT if offset < 0 else RIGHT
 
 
-def gathering(env: Labelled) -> int:
-    """To the largest medikit, and round where none is seen."""
-    kits = env.seen("Medikit", "CustomMedikit")
-    if not kits:
-        return TURN_LEFT
-    offset = middle(max(kits, key=size))
-    return FORWARD if abs(offset) < 15 else TURN_LEFT if offset < 0 else TURN_RIGHT
-
-
-def dodging(env: Labelled) -> int:
-    """Out of the way of the largest fireball; the button for fire is not there, so it means to stay."""
-    balls = env.seen("Explosive")
-    if not balls:
-        return FIRE
-    offset = middle(max(balls, key=size))
-    return FIRE if abs(offset) > 40 else RIGHT if offset < 0 else LEFT
-
-
 def returns(env: DoomEnv, player: Player, episodes: int) -> Iterator[float]:
     """Of whole episodes."""
     rng = np.random.default_rng(0)
@@ -132,6 +107,19 @@ def returns(env: DoomEnv, player: Player, episodes: int) -> Iterator[float]:
             _, reward, terminated, truncated, _ = env.step(player(env, rng))
             total, ended = total + reward, terminated or truncated
         yield total
+
+
+def best_bots(episodes: int) -> Iterator[float]:
+    """The frags of the best of ViZDoom's bots, beside random play."""
+    with contextlib.closing(DoomEnv("deathmatch_bots")) as env:
+        for seed in range(episodes):
+            rng, ended = np.random.default_rng(seed), False
+            env.reset(seed=seed)
+            while not ended:
+                _, _, terminated, truncated, _ = env.step(int(rng.integers(len(PRESSED))))
+                ended = terminated or truncated
+            names = [getattr(env.vizdoom.GameVariable, f"PLAYER{number}_FRAGCOUNT") for number in range(2, 9)]
+            yield max(env.game.get_game_variable(name) for name in names)
 
 
 def scores(asked: argparse.Namespace) -> None:
@@ -146,7 +134,9 @@ def scores(asked: argparse.Namespace) -> None:
         best: list[float] = [LIMITS[name]] if name in LIMITS else []
         with contextlib.closing(DoomEnv(name)) as env:
             played = list(returns(env, at_random, asked.random_episodes))
-        if not best:
+        if int(SCENARIOS[name]["bots"]):
+            best = list(best_bots(asked.best_episodes))
+        elif not best:
             with contextlib.closing(Labelled(name)) as env:
                 best = list(returns(env, by_hand, asked.best_episodes))
         counts = {"random_episodes": len(played), "best_episodes": 0 if name in LIMITS else len(best)}
@@ -219,7 +209,7 @@ def in_workers(name: str, workers: int, seconds: float) -> float:
 
 
 def frames(asked: argparse.Namespace) -> None:
-    """The twentieth picture of an episode of random play, twice as large, with the words of its last row."""
+    """A picture from the beginning of an episode of random play, twice as large, with the words of its last row."""
     columns, width, height = 5, 2 * 96 + 8, 2 * 72 + 34
     sheet = Image.new("RGB", (columns * width + 8, -(-len(SCENARIOS) // columns) * height + 8), "white")
     draw = ImageDraw.Draw(sheet)
@@ -267,7 +257,7 @@ def main() -> None:
     drawn = commands.add_parser("frames")
     drawn.add_argument("--out", type=Path, default=DOCUMENTS / "images" / "doom.png")
     drawn.add_argument("--seed", type=int, default=3)
-    drawn.add_argument("--steps", type=int, default=20)
+    drawn.add_argument("--steps", type=int, default=5)
     drawn.set_defaults(run=frames)
     asked = parser.parse_args()
     asked.run(asked)

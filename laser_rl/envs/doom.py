@@ -61,7 +61,8 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
         instructions: bool = True,
         render_mode: str | None = None,
     ) -> None:
-        self.vizdoom, row = importlib.import_module("vizdoom"), SCENARIOS[scenario]
+        self.vizdoom: Any = importlib.import_module("vizdoom")
+        row = SCENARIOS[scenario]
         self.observation_space: spaces.Space[Any] = picture_space((3, height, width), instruction=instructions)
         self.action_space = spaces.Discrete(len(PRESSED))
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": TICS_PER_SECOND // action_repeat}
