@@ -79,11 +79,7 @@ def refuse_options(name: str, env: type[gymnasium.Env[Any, Any]], options: Mappi
 
 
 def evaluation_options(source: object, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an agent is evaluated with: levels of Lab's in their held-out version and seeds, unless `test` says otherwise.
-
-    >>> evaluation_options("suite:dmlab-30", {}), evaluation_options("dmlab/rooms_watermaze", {"test": False})
-    ({'test': True}, {'test': False})
-    """
+    """What an agent is evaluated with: levels of Lab's in their held-out version and seeds, unless `test` says otherwise."""
     is_lab = isinstance(source, str) and source.startswith(("dmlab/", "suite:dmlab"))
     return {"test": True, **options} if is_lab else options
 

@@ -26,7 +26,6 @@ from laser_rl.errors import EnvironmentRefused, require_modules, suggestion
 
 # ViZDoom's own. With a start, only episodes that begin there (my_way_home: 1,270 and 1,540 units from the vest); with bots, a frag pays 1.
 SCENARIOS = {row["scenario"]: row for row in read_table("doom_scenarios.csv")}
-TICS_PER_SECOND = 35
 NAMES = Path("/dev/shm/ViZDoom")  # noqa: S108 - how the names begin of the memory that engines share with us
 # What each of DMLab's nine actions presses; a button that a scenario does not have is not pressed.
 PRESSED = (
@@ -65,7 +64,7 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
         row = SCENARIOS[scenario]
         self.observation_space: spaces.Space[Any] = picture_space((3, height, width), instruction=instructions)
         self.action_space = spaces.Discrete(len(PRESSED))
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": TICS_PER_SECOND // action_repeat}
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 35 // action_repeat}
         self.render_mode = render_mode
         self._size, self._action_repeat, self._instructions = (width, height), action_repeat, instructions
         self._place, self._bots = [float(number) for number in row["start"].split()], int(row["bots"])
@@ -93,7 +92,7 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
                 "-host 1 -deathmatch +sv_forcerespawn 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +viz_respawn_delay 1"
             )
             game.add_game_args(f"{versus} +viz_bots_path {package / 'bots.cfg'}")  # one host: there is no network
-            game.set_episode_timeout(2 * 60 * TICS_PER_SECOND)
+            game.set_episode_timeout(2 * 60 * 35)
             game.set_frag_reward(1.0)
 
     def _start(self) -> None:
