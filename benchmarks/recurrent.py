@@ -92,18 +92,22 @@ LARGE: Settings = {
     "replay.budget_gb": 12.0,
     "run.runtime": "local",
 }
-# Pictures of a quarter of the pixels, for two cores.
+# For two cores: pictures of a quarter of the pixels, an update for every two new unrolls, more exploration.
 TINY: Settings = {
     "environment.options": {"width": 48, "height": 36},
     "environment.slots": 16,
     "environment.workers": 1,
-    "loss.batch_unrolls": 16,
+    "loss.batch_unrolls": 32,
+    "loss.entropy_cost": 0.03,
+    "loss.pixel_control_cost": 0.0,
     "network.hidden": (64,),
     "network.memory_size": 64,
+    "optimiser.learning_rate": 5e-4,
+    "replay.fraction": 15 / 16,
 }
 RATES: Settings = {"members": [{"learning_rate": rate} for rate in (5e-4, 1e-3, 2e-3)]}
 EXPERIMENTS = {
-    "doom-basic": Experiment("doom/basic", "laser-multitask", 60_000, 2_000, TINY, {"laser-multitask": {}}),
+    "doom-basic": Experiment("doom/basic", "laser-multitask", 100_000, 2_000, TINY, {"laser-multitask": {}}),
     "doom": Experiment(
         "suite:doom",
         "laser-multitask",

@@ -44,6 +44,6 @@ def test_every_arm_of_table_1_runs_and_has_a_row_in_the_table(variant, monkeypat
     assert max(row["step"] for row in rows) >= 560 - 140
     recurrent.write(tmp_path / "doom.csv", [{"variant": variant, "seed": 1, **row} for row in rows])
     recurrent_report.main()
-    table = list(csv.DictReader((tmp_path / "tables.csv").open()))
+    table = recurrent.read(tmp_path / "tables.csv")
     assert {row["variant"] for row in table} == {variant}
     assert "capped mean at the end" in {row["measure or task"] for row in table}
