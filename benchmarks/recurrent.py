@@ -219,7 +219,8 @@ def one_run(name: str, variant: str, seed: int, device: str, minutes: float) -> 
     if sweep is not None:
         began = time.time()
         members = Sweep(experiment.environment, recipe=recipe, **sweep, **settings, budget_minutes=min(minutes, 1e6))
-        for row in read_log(members.run(experiment.steps).run_dir, ("train",)):
+        result = members.run(experiment.steps)  # its folder lives as long as it does
+        for row in read_log(result.run_dir, ("train",)):
             watch.note(row["step"], row["update"], row, row["time"] - began, row["member"])
         return variant, seed, watch.rows
     with LASER(experiment.environment, recipe=recipe, **settings) as agent:
