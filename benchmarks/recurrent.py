@@ -92,22 +92,21 @@ LARGE: Settings = {
     "replay.budget_gb": 12.0,
     "run.runtime": "local",
 }
-# For two cores: pictures of a quarter of the pixels, an update for every two new unrolls, more exploration.
+# For two cores: pictures of a quarter of the pixels, a third of the decisions, an update for every two new unrolls of ten steps.
 TINY: Settings = {
-    "environment.options": {"width": 48, "height": 36},
+    "environment.options": {"width": 48, "height": 36, "action_repeat": 12},
     "environment.slots": 16,
     "environment.workers": 1,
-    "loss.batch_unrolls": 32,
-    "loss.entropy_cost": 0.03,
+    "loss.batch_unrolls": 16,
     "loss.pixel_control_cost": 0.0,
+    "loss.unroll_steps": 10,
     "network.hidden": (64,),
     "network.memory_size": 64,
-    "optimiser.learning_rate": 5e-4,
-    "replay.fraction": 15 / 16,
+    "replay.fraction": 0.875,
 }
-RATES: Settings = {"members": [{"learning_rate": rate} for rate in (5e-4, 1e-3, 2e-3)]}
+RATES: Settings = {"members": [{"learning_rate": rate} for rate in (5e-5, 1e-4, 2e-4)]}
 EXPERIMENTS = {
-    "doom-basic": Experiment("doom/basic", "laser-multitask", 100_000, 2_000, TINY, {"laser-multitask": {}}),
+    "doom-basic": Experiment("doom/basic", "laser-multitask", 60_000, 2_000, TINY, {"laser-multitask": {}}),
     "doom": Experiment(
         "suite:doom",
         "laser-multitask",

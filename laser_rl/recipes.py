@@ -203,9 +203,11 @@ def laser_multitask(environment: str = SUITE) -> Config:
     On DMLab it is the paper's own; elsewhere the same parts have a size that learns `suite:grid`, or `doom/basic`, on a small machine.
     """
     base = _dmlab(environment) if is_dmlab(environment) else _small(environment)
-    if environment.startswith(_DOOM):  # [D] an engine that hangs is replaced; a picture has 21 kB
+    if environment.startswith(
+        _DOOM
+    ):  # [D] an engine that hangs is replaced; a picture has 21 kB; [T] basic, see docs/doom.md
         own = {"environment.placement": "process", "replay.capacity_steps": 100_000, "replay.budget_gb": 1.0}
-        base = override(base, own)
+        base = override(base, {**own, "optimiser.learning_rate": 1e-4})
     return base.model_copy(update={"recipe": "laser-multitask"})
 
 
