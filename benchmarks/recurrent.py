@@ -104,9 +104,9 @@ TINY: Settings = {
     "network.memory_size": 64,
     "replay.fraction": 0.875,
 }
-RATES: Settings = {"members": [{"learning_rate": rate} for rate in (5e-5, 1e-4, 2e-4)]}
+RATES: Settings = {"members": [{"learning_rate": rate} for rate in (2.5e-4, 5e-4, 1e-3)]}
 EXPERIMENTS = {
-    "doom-basic": Experiment("doom/basic", "laser-multitask", 60_000, 2_000, TINY, {"laser-multitask": {}}),
+    "doom-basic": Experiment("doom/basic", "laser-multitask", 40_000, 1_000, TINY, {"laser-multitask": {}}),
     "doom": Experiment(
         "suite:doom",
         "laser-multitask",

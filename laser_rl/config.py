@@ -98,6 +98,8 @@ class NetworkConfig(Frozen):
     """A torso of its own for the value."""
     normalise_observation: bool = False
     """Vectors only: each number less its running mean, by its running standard deviation, within ±10. What is stored stays raw."""
+    normalise_features: bool = False
+    """What the torso finds less its mean, by its standard deviation over the features: pictures that are much alike saturate a memory."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the torso."""
 

@@ -205,9 +205,9 @@ def laser_multitask(environment: str = SUITE) -> Config:
     base = _dmlab(environment) if is_dmlab(environment) else _small(environment)
     if environment.startswith(
         _DOOM
-    ):  # [D] an engine that hangs is replaced; a picture has 21 kB; [T] basic, see docs/doom.md
+    ):  # [D] an engine that hangs is replaced; a picture has 21 kB. [T] basic: the last two
         own = {"environment.placement": "process", "replay.capacity_steps": 100_000, "replay.budget_gb": 1.0}
-        base = override(base, {**own, "optimiser.learning_rate": 1e-4})
+        base = override(base, {**own, "network.normalise_features": True, "optimiser.learning_rate": 5e-4})
     return base.model_copy(update={"recipe": "laser-multitask"})
 
 

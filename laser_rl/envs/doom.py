@@ -1,7 +1,4 @@
-"""ViZDoom's scenarios as Gymnasium environments; `doom/basic` names one.
-
-Rewards are the scenario's own. An episode is a function of its seed and of the actions: the engine's random numbers begin anew with each.
-"""
+"""ViZDoom's scenarios as Gymnasium environments, `doom/basic`; an episode is a function of its seed and of the actions."""
 
 import contextlib
 import functools
@@ -45,10 +42,7 @@ def doom_constructor(name: str, options: Mapping[str, Any]) -> Callable[[], "Doo
 
 
 class DoomEnv(gymnasium.Env[Picture, Any]):
-    """One scenario, in a process of the engine's own; the keyword arguments are those of `environment.options` (docs/doom.md).
-
-    A scenario's time limit truncates. The engine shows nothing after the end, so the final observation repeats the last picture before it.
-    """
+    """One scenario, in an engine's process (docs/doom.md). After the end the engine shows nothing: the last picture is repeated."""
 
     def __init__(
         self,
@@ -162,10 +156,7 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
 
 @functools.lru_cache
 def _launcher(engine: str, parent: int) -> str:
-    """A program without a name on any disk that starts the engine, tied to process `parent`.
-
-    On its own an engine whose parent was killed waits for it for ever, and it makes a folder where it is started.
-    """
+    """A program in memory that starts the engine, which alone outlives a killed parent and makes a folder where it is started."""
     folder = Path(tempfile.gettempdir()) / f"laser-rl-vizdoom-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     code = (

@@ -88,6 +88,7 @@ def build_network(
         pixel_control=_pixel_control(spec, memory.features, pixel_control_cell) if pixel_control_cell else None,
         observation=spec.observation,
         bf16=config.precision == "bf16",
+        normalise_features=config.normalise_features,
     )
 
 

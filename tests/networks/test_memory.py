@@ -164,3 +164,16 @@ def test_a_span_lets_what_was_seen_once_last(kind):
         return ((states[-1, 0] - states[-1, 1]).norm() / (states[0, 0] - states[0, 1]).norm()).item()
 
     assert left(200) > 10 * left(0)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_what_is_alike_in_all_features_does_not_reach_a_memory_that_normalises_them(normalised):
+    spec = EnvironmentSpec("x", ObservationSpec((4,)), DiscreteActions(3))
+    torch.manual_seed(0)
+    network = build_network(spec, memory="preco", memory_size=8, normalise_features=normalised)
+    nn.init.orthogonal_(network.policy_head.weight)
+    inputs = Inputs(torch.randn(5, 2, 4), torch.zeros(5, 2).bool(), torch.zeros(5, 2), torch.zeros(5, 2))
+    before = network(inputs, network.initial_state(2))[0].policy
+    network.torso.register_forward_hook(lambda module, given, features: 3.0 * features + 7.0)
+    after = network(inputs, network.initial_state(2))[0].policy
+    assert torch.allclose(before, after, atol=1e-3) == normalised
