@@ -1,7 +1,7 @@
 """ViZDoom's scenarios as the agent has them: scores to compare with, speed, and a picture of each.
 
     python -m benchmarks.doom scores            # docs/results/doom/references.csv, from which suites.csv has its numbers
-    python -m benchmarks.doom speed             # docs/results/doom/speed.csv: environments beside ViZDoom alone
+    python -m benchmarks.doom speed             # benchmarks/results: environments beside ViZDoom alone
     python -m benchmarks.doom frames            # docs/images/doom.png: each scenario as the agent sees it
 
 Random play chooses uniformly among the nine actions. `best` is what the scenario's rules allow at most where that is known (`LIMITS`; 0
@@ -29,6 +29,11 @@ from laser_rl.envs.scores import SUITES
 
 DOCUMENTS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCUMENTS / "results" / "doom"
+SPEED = (
+    Path(__file__).parent
+    / "results"
+    / f"{time.strftime('%Y-%m-%d')}-doom-speed-{len(os.sched_getaffinity(0))}-cores.csv"
+)
 FORWARD, BACK, LEFT, RIGHT, TURN_LEFT, TURN_RIGHT, _, _, FIRE = range(len(PRESSED))
 # What the rules allow at most: the way to the vest (eight of ten walks on ViZDoom's easiest skill, where monsters hardly hit, gave 2,277 to
 # 2,284); 26 bullets and the death at the end; the time limit; a target that pays 1 less the time to it. In take_cover and deathmatch the
@@ -252,7 +257,7 @@ def main() -> None:
     timed.add_argument("--scenarios", nargs="+")
     timed.add_argument("--seconds", type=float, default=5.0)
     timed.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    timed.add_argument("--out", type=Path, default=RESULTS / "speed.csv")
+    timed.add_argument("--out", type=Path, default=SPEED)
     timed.set_defaults(run=speed)
     drawn = commands.add_parser("frames")
     drawn.add_argument("--out", type=Path, default=DOCUMENTS / "images" / "doom.png")
