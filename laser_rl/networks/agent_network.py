@@ -56,7 +56,7 @@ class AgentNetwork(nn.Module):
         normalise_features: bool = False,
     ) -> None:
         super().__init__()
-        features, self._normalise_features = int(torso.features), normalise_features  # type: ignore[arg-type]
+        features, self.normalise_features = int(torso.features), normalise_features  # type: ignore[arg-type]
         self.torso, self.value_torso, self.normaliser = torso, value_torso, normaliser
         self.memory: Memory = memory or NoMemory(features)
         self.last, self.instruction, self.pixel_control = last, instruction, pixel_control
@@ -106,7 +106,7 @@ class AgentNetwork(nn.Module):
         features = self._features(self.torso, seen)
         if self.instruction is not None:
             features = torch.cat([features, self.instruction(flat)], -1)
-        return F.layer_norm(features, features.shape[-1:]) if self._normalise_features else features
+        return F.layer_norm(features, features.shape[-1:]) if self.normalise_features else features
 
     def without_mask(self, observation: Tensor) -> Tensor:
         return observation[..., : -self.mask] if self.mask else observation
