@@ -40,10 +40,8 @@ def can_stack(learners: Sequence[Learner]) -> bool:
     alike = len(kinds) == 1 and not any(differences(first.loss, x.loss) for x in learners)
     fixed = {(x.rates.decay, x.rates.momentum, x.rates.added, x.rates.clip_gradient_norm) for x in learners}
     network = first.network
-    plain = isinstance(network.memory, NoMemory) and not (
-        network.popart or network.normaliser or network.normalise_features
-    )
-    ours = isinstance(network.torso, MLP) and plain and not network.bf16
+    plain = isinstance(network.memory, NoMemory) and network.popart is None and network.normaliser is None
+    ours = isinstance(network.torso, MLP) and plain and not network.bf16 and not network.normalise_features
     small = first.flat.value.numel() <= MOST_PARAMETERS
     enumerable = first.family.joint_size is not None  # else each member needs random numbers of its own
     drawn = not any(x.prioritises for x in learners)
