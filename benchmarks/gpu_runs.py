@@ -138,7 +138,7 @@ def end_to_end(config: Config, seconds: float, noise: Alone, alone_seconds: floa
             "rows": [_kept(sample, watch.samples[0].seconds) for sample in watch.samples[-MOST_ROWS:]],
         }
     finally:
-        member.environments.close()
+        member.actor.environments.close()
 
 
 def alone_of(member: Member, seconds: float) -> Alone:

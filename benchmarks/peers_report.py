@@ -12,7 +12,10 @@ from benchmarks.peers import ARMS, OURS, POINTS, TASKS
 from laser_rl.research.verdicts import holm, p_value, t_interval
 
 LEVEL, NEVER = 0.05, float("inf")
-BEGIN, END = "<!-- peers: made by `python -m benchmarks.peers publish` -->", "<!-- peers end -->"
+BEGIN, END = (
+    "<!-- peers: made by `python -m benchmarks.peers publish benchmarks/results/peers.jsonl` -->",
+    "<!-- peers end -->",
+)
 COLOURS = {"default": "#0072b2", "recipe": "#56b4e9", "ppo": "#d55e00", "ppo-zoo": "#e69f00", "sac": "#009e73"}
 _COLUMNS = 5  # of curves
 Row = Mapping[str, Any]

@@ -1,6 +1,6 @@
 """Pictures and tables of `recurrent.py`, from its CSV files.
 
-python -m benchmarks.recurrent_report        # pictures and tables.csv in docs/results/recurrent
+python -m benchmarks.recurrent_report        # pictures and tables.csv in docs/results/recurrent, and the tables of its page
 """
 
 import csv
@@ -21,6 +21,8 @@ from matplotlib import pyplot as plt
 
 COLOURS = ("#1f77b4", "#d95f02", "#2a9d5c", "#9467bd", "#8c564b", "#555555")
 RETURN_OF = "return_of_"
+LONGEST, SOLVED = f"{RETURN_OF}laser/TMaze-40", 0.95
+MARK = "<!-- {}: made by `python -m benchmarks.recurrent_report` -->", "<!-- {} end -->"
 COLUMNS = ("experiment", "steps", "variant", "seeds", "measure or task", "mean", "low", "high")
 Rows = Sequence[Mapping[str, Any]]
 Curves = NDArray[np.float64]
@@ -81,10 +83,19 @@ def common(rows: Rows) -> Curves:
     return np.linspace(0, min(ends.values()), 200)
 
 
+def variants_of(rows: Rows, name: str) -> list[str]:
+    """Those of the experiment, and then those that it had when the rows were made."""
+    there = {row["variant"]: None for row in rows}
+    return [
+        *(one for one in EXPERIMENTS[name].variants if one in there),
+        *(there.keys() - EXPERIMENTS[name].variants.keys()),
+    ]
+
+
 def scores(rows: Rows, name: str) -> Iterator[list[str]]:
     """Of each variant: score on the way and at the end, mean and range over seeds."""
     grid = common(rows)
-    for variant in EXPERIMENTS[name].variants:
+    for variant in variants_of(rows, name):
         score = curves(rows, variant, "score", grid)
         capped, above = (curves(rows, variant, column, grid) for column in ("score_mean_capped", "tasks_above_random"))
         found = {
@@ -105,7 +116,7 @@ def by_task(rows: Rows, name: str) -> Iterator[list[str]]:
     tasks = list(dict.fromkeys(column for row in rows for column in row if column.startswith(RETURN_OF)))
     for task in tasks:
         reference = reference_of(task.removeprefix(RETURN_OF))
-        for variant in EXPERIMENTS[name].variants:
+        for variant in variants_of(rows, name):
             ends = [reference.normalised(end) if reference else end for end in curves(rows, variant, task, grid)[:, -1]]
             cells = [f"{value:.4g}" for value in (np.mean(ends), np.min(ends), np.max(ends))]
             yield [name, f"{grid[-1]:.0f}", variant, str(len(ends)), task.removeprefix(RETURN_OF), *cells]
@@ -113,7 +124,7 @@ def by_task(rows: Rows, name: str) -> Iterator[list[str]]:
 
 def picture(rows: Rows, name: str, path: Path) -> None:
     """The median score; for the mazes one panel a length."""
-    grid, variants = common(rows), list(EXPERIMENTS[name].variants)
+    grid, variants = common(rows), variants_of(rows, name)
     panels = {"score": "median normalised score"}
     if name == "tmaze":
         mazes = [column for column in rows[0] if column.startswith(RETURN_OF)]
@@ -127,15 +138,59 @@ def picture(rows: Rows, name: str, path: Path) -> None:
     plt.close(figure)
 
 
+def page_table(lines: Sequence[Sequence[str]], rows: Rows, name: str) -> str:
+    """In Markdown: scores, and what the experiment is about."""
+    found = {(variant, measure): [float(one) for one in cells] for _, _, variant, _, measure, *cells in lines}
+    first, *more = {
+        "suite": ("variant", "tasks above random"),
+        "tmaze": ("state of replayed unrolls", "corridor of 40 solved", "steps to 0.95 there (range)"),
+        "priorities": ("variant", "area under the curve"),
+    }[name]
+    heads = [first, "score at half", "score at the end (range)", *more]
+    shown = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for variant in variants_of(rows, name):
+        (half, *_), (mean, low, high) = found[variant, "score at half"], found[variant, "score at the end"]
+        cells = [f"{half:.2f}", f"{mean:.2f} ({low:.2f} to {high:.2f})"]
+        if name == "suite":
+            cells.append(f"{found[variant, 'tasks above random'][0]:.1f} of 12")
+        elif name == "tmaze":
+            cells += solved(rows, variant)
+        else:
+            cells.append(f"{found[variant, 'area under the curve'][0]:.2f}")
+        shown.append(f"| {' | '.join([variant, *cells])} |".replace("|  |", "| |"))
+    return "\n".join(shown)
+
+
+def solved(rows: Rows, variant: str) -> tuple[str, str]:
+    """How many seeds solved the longest maze, and the median and range of the steps to it where all did."""
+    seeds: dict[str, list[float]] = {}
+    for row in rows:
+        if row["variant"] == variant:
+            there = seeds.setdefault(row["seed"], [])
+            if row.get(LONGEST) and float(row[LONGEST]) >= SOLVED:
+                there.append(float(row["step"]))
+    first = [min(steps) for steps in seeds.values() if steps]
+    steps = [f"{round(value, -3):,.0f}" for value in (np.median(first), min(first), max(first))] if first else []
+    when = f"{steps[0]} ({steps[1]} to {steps[2]})" if len(first) == len(seeds) else ""
+    return f"{len(first)} of {len(seeds)}", when
+
+
 def main() -> None:
     """All experiments whose rows are there."""
     lines: list[list[str]] = []
+    page = RESULTS / "README.md"
+    text = page.read_text()
     for name in EXPERIMENTS:
         rows = best_members(read(RESULTS / f"{name}.csv"), EXPERIMENTS[name].every)
         if not rows:
             continue
         picture(rows, name, RESULTS / f"{name}.png")
-        lines += [*scores(rows, name), *by_task(rows, name)]
+        own = list(scores(rows, name))
+        lines += [*own, *by_task(rows, name)]
+        begin, end = (mark.format(name) for mark in MARK)
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{page_table(own, rows, name)}\n\n{end}{rest.partition(end)[2]}"
+    page.write_text(text)
     with (RESULTS / "tables.csv").open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
 

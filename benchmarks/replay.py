@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from laser_rl import LASER
 from laser_rl.agent.policy import Policy
+from laser_rl.envs.make import make_environments
 from laser_rl.replay.memory_layout import Packed, allocate, pack
 from laser_rl.replay.mixer import Counts, Mixer
 from laser_rl.replay.prioritised import Prioritised
 from laser_rl.replay.shared import COMPRESSED
 from laser_rl.replay.store import Replay
-from laser_rl.training.build import open_environments
 from laser_rl.training.evaluate import Player
 from laser_rl.types import UnrollLayout, Unrolls, empty_unrolls
 
@@ -75,7 +75,7 @@ def trained_frames(path: Path, count: int, rows: int) -> NDArray[np.uint8]:
     """The same of the policy in a file of LASER.save, sampled, after some steps so that games have come apart."""
     agent = LASER.load(path)
     config, layout = agent.config, agent.member.layout
-    environments = open_environments(
+    environments = make_environments(
         config.environment.id, config.environment, seed=1, lockstep=True, slots=ENVIRONMENTS
     )
     policy = Policy(agent.member.learner.network, agent.member.learner.family, seed=1)
@@ -291,6 +291,8 @@ def prioritised() -> list[dict[str, Any]]:
         store.insert(empty_unrolls(SMALL, unrolls))
         sampler = Prioritised(store, exponent=0.6, importance_exponent=1.0, uniform_share=0.1)
         random, seconds = np.random.default_rng(7), []
+        sampler.fill(123, random, batch, 0)
+        sampler.prioritise(np.arange(unrolls), random.random(unrolls))  # all different, as they are after a while
         for _ in range(500):
             store.insert(five)
             begin = time.perf_counter()

@@ -92,6 +92,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "none": {"share": "none"},
     "separate": {"share": "separate"},
     "separate 0.1": {"share": "separate", "trust_bound": 0.1},
+    "pure 0.1": {"share": "separate", "trust_bound": 0.1, "fraction": 1.0, "new_unrolls_per_update": 2},
     "separate off": {"share": "separate", "trust": "off"},
     "naive": {"trust": "off"},
     "naive rho 2": {"trust": "off", "clip_rho": 2.0},

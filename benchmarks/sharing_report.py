@@ -29,6 +29,7 @@ COLOURS = {"none": "0.6", "separate": "C0", "naive": "C3", "trust 0.01": "C8", "
 END = 3  # buckets
 LEAST_SEEDS = 3
 COMPARED = (("trust 0.1", "separate"), ("trust 0.03", "separate"), ("naive", "separate"), ("trust 0.1", "naive"))
+LATER = (("importance 0.1", "trust 0.1"),)  # a question of its own: a family of its own
 TABLE_COLUMNS = ("task", "members", "variant", "seeds", "measure", "mean", "low", "high")
 DIFFERENCE_COLUMNS = ("task", "variant", "less", "seeds", "difference", "low", "high", "p_holm", "verdict")
 LEVEL = 0.05
@@ -108,8 +109,13 @@ def table(name: str, data: dict[str, dict[int, Values]], group: str, members: sl
 def differences(every: dict[str, dict[str, dict[int, Values]]]) -> list[list[str]]:
     """Over the whole run, seed by seed, and over the tasks: each task's difference as a share of what the other variant has there.
 
-    A family is one comparison on all tasks; the comparisons over tasks are a family, too.
+    A family is one comparison on all tasks; the comparisons over tasks are a family, too, those of `LATER` another one.
     """
+    return [line for compared in (COMPARED, LATER) for line in compare(every, compared)]
+
+
+def compare(every: dict[str, dict[str, dict[int, Values]]], compared: Sequence[tuple[str, str]]) -> list[list[str]]:
+    """The lines of some comparisons."""
     scores = {
         name: {
             variant: {seed: numbers(curves, None)["whole run"] for seed, curves in seeds.items()}
@@ -119,7 +125,7 @@ def differences(every: dict[str, dict[str, dict[int, Values]]]) -> list[list[str
     }
     families: list[list[Difference]] = []
     overall: list[Difference] = []
-    for one, other in COMPARED:
+    for one, other in compared:
         pairs = {name: (by.get(one, {}), by.get(other, {})) for name, by in scores.items()}
         pairs = {name: pair for name, pair in pairs.items() if len(pair[0].keys() & pair[1].keys()) >= LEAST_SEEDS}
         families.append([difference(name, one, other, *pair) for name, pair in pairs.items()])

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.peers_report import difference
-from benchmarks.width import CONDITIONS, NAMES, SEEDS, WIDTHS, Row, scaled
+from benchmarks.width import CONDITIONS, FIGURE_4, NAMES, SEEDS, WIDTHS, Row, scaled
 from laser_rl.research.verdicts import holm, t_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "sharing"
@@ -17,12 +18,16 @@ COMPARED = (("trust 0.1", "separate 0.1"), ("naive", "separate 0.1"), ("trust 0.
 MEASURES = ("whole run", "end", "best", "worst", "pointwise best")
 TITLES = {
     "none": "no replay", "separate 0.1": "a replay each", "naive": "one replay, every row trusted", "trust 0.1": "one replay, b = 0.1",
+    FIGURE_4: "every row trusted, ρ̄ = 4",
 }  # fmt: skip
-COLOURS = {"none": "0.6", "separate 0.1": "C0", "naive": "C3", "trust 0.1": "C1"}
+SHORT = {"separate 0.1": "separate", "naive": "naive", "trust 0.1": "trust"}
+COLOURS = {"none": "0.6", "separate 0.1": "C0", "naive": "C3", "trust 0.1": "C1", FIGURE_4: "C4"}
 COLUMNS = ("task", "width", "condition", "measure", "seeds", "mean", "low", "high")
 DIFFERENCES = ("task", "width", "condition", "less", "measure", "seeds", "difference", "low", "high")
 MARK = "<!-- width: made by `python -m benchmarks.width report` -->", "<!-- width end -->"
-END, LEVEL = 3, 0.05
+END, LEVEL, POINTS = 3, 0.05, 20
+OVER = {"over tasks": NAMES, "without convention": tuple(name for name in NAMES if name != "convention")}
+Values = np.ndarray[Any, np.dtype[np.float64]]
 Scores = dict[tuple[str, Any, str], dict[int, dict[str, float]]]
 
 
@@ -35,21 +40,20 @@ def measured(name: str, returns: Sequence[Sequence[float | None]]) -> dict[str, 
 
 
 def scores_of(rows: Sequence[Row]) -> Scores:
-    """By (task, width, condition) and seed; "over tasks" is the mean of the tasks, for seeds that have all of them."""
+    """By (task, width, condition) and seed; the means over tasks are of seeds that have all of them."""
     found: Scores = {}
     for row in rows:
         place = row["task"], row["width"], row["condition"]
         found.setdefault(place, {})[row["seed"]] = measured(row["task"], row["returns"])
-    for width in (*WIDTHS, "paper"):
-        for condition in CONDITIONS:
-            by_task = [found.get((name, width, condition), {}) for name in NAMES]
-            seeds = [seed for seed in SEEDS if all(seed in one for one in by_task)]
-            means = {
-                seed: {measure: float(np.mean([one[seed][measure] for one in by_task])) for measure in MEASURES}
-                for seed in seeds
-            }
-            if means:
-                found["over tasks", width, condition] = means
+    for width, condition, (over, names) in product((*WIDTHS, "paper"), (*CONDITIONS, FIGURE_4), OVER.items()):
+        by_task = [found.get((name, width, condition), {}) for name in names]
+        seeds = [seed for seed in SEEDS if all(seed in one for one in by_task)]
+        means = {
+            seed: {measure: float(np.mean([one[seed][measure] for one in by_task])) for measure in MEASURES}
+            for seed in seeds
+        }
+        if means:
+            found[over, width, condition] = means
     return found
 
 
@@ -67,13 +71,13 @@ def claims(scores: Scores) -> list[tuple[str, float, float, float, str]]:
         seeds = [seed for seed in SEEDS if all(seed in by_seed for by_seed in gains)]
         table = np.array([[by_seed[seed] for by_seed in gains] for seed in seeds])  # [seeds, widths]
         for what, values in (
-            ("mean over widths", table.mean(1)),
-            ("slope by log10", table @ spread / (spread @ spread)),
+            ("mean", table.mean(1)),
+            ("slope", table @ spread / (spread @ spread)),
         ):
             found = difference(
                 what, one, other, dict(enumerate(values.tolist())), dict.fromkeys(range(len(seeds)), 0.0)
             )
-            made.append((f"{TITLES[one]} less {TITLES[other]}: {what}", found.mean, found.half, found.p))
+            made.append((f"{SHORT[one]} less {SHORT[other]}: {what}", found.mean, found.half, found.p))
     adjusted = holm([p for *_, p in made])
     return [
         (*line[:3], p, "undecided" if p >= LEVEL else "more" if line[1] > 0 else "less")
@@ -97,7 +101,7 @@ def tables(scores: Scores) -> tuple[list[list[str]], list[list[str]]]:
             mean, half = t_interval([one[measure] for one in by_seed.values()])
             cells = [f"{value:.4f}" for value in (mean, mean - half, mean + half)]
             means.append([name, str(width), condition, measure, str(len(by_seed)), *cells])
-    for name in (*NAMES, "over tasks"):
+    for name in (*NAMES, *OVER):
         for width in (*WIDTHS, "paper"):
             for one, other in COMPARED:
                 for measure in MEASURES:
@@ -113,7 +117,7 @@ def markdown(scores: Scores) -> str:
     """What stands between the marks of the page: gains by task and width, and the claims."""
     lines = [f"| task | {' | '.join('paper' if width == 'paper' else f'{width} ×' for width in (*WIDTHS, 'paper'))} |"]
     lines.append("|---" * (len(WIDTHS) + 2) + "|")
-    for name in (*NAMES, "over tasks"):
+    for name in (*NAMES, *OVER):
         cells = []
         for width in (*WIDTHS, "paper"):
             found = [*gain(scores, name, width, *COMPARED[0]).values()]
@@ -128,26 +132,50 @@ def markdown(scores: Scores) -> str:
 
 
 def picture(scores: Scores, path: Path) -> None:
-    """Mean over members and whole run against the width, each task and over tasks."""
+    """The law: what one replay brings over a replay each, paired by seed, against the width; over tasks and on each."""
     figure = Figure(figsize=(10.5, 5.2), dpi=110, layout="constrained")
-    for axes, name in zip(figure.subplots(2, 4, sharex=True).flat, ("over tasks", *NAMES), strict=False):
-        for condition in CONDITIONS:
-            points = [(width, [*of(scores, (name, width, condition)).values()]) for width in WIDTHS]
-            points = [(width, values) for width, values in points if len(values) > 1]
-            if points:
-                middle = np.array([t_interval(values) for _, values in points])
-                widths = [width for width, _ in points]
-                axes.errorbar(
-                    widths, middle[:, 0], middle[:, 1], color=COLOURS[condition], label=TITLES[condition], marker="o", capsize=2, ms=3
-                )  # fmt: skip
+    for axes, name in zip(figure.subplots(2, 4, sharex=True, sharey=True).flat, (*OVER, *NAMES), strict=True):
+        for place, condition in enumerate(("naive", "trust 0.1")):
+            points = [t_interval([*gain(scores, name, width, condition, "separate 0.1").values()]) for width in WIDTHS]
+            middle, half = np.array(points).T
+            apart = np.array(WIDTHS) * 1.12 ** (2 * place - 1)  # so that no interval hides the other
+            axes.errorbar(
+                apart, middle, half, color=COLOURS[condition], label=TITLES[condition], marker="o", capsize=2, ms=3
+            )
+        axes.axhline(0, color="0.4", lw=0.8)
         axes.set(xscale="log", title=name)
         axes.grid(visible=True, alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    last = figure.axes[-1]
-    last.axis("off")
-    last.legend(*figure.axes[0].get_legend_handles_labels(), frameon=False, loc="center", fontsize=9)
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower left")
     figure.supxlabel("width of the sweep: largest over smallest learning rate, likewise entropy cost")
-    figure.supylabel("members' mean over the run (0 random, 1 optimum)")
+    figure.supylabel("gain over a replay each (1: optimum less random)")
+    figure.savefig(path)
+
+
+def paper_picture(rows: Sequence[Row], path: Path) -> None:
+    """The paper's sampling: curves over tasks, by its own statistic and by ours."""
+    figure = Figure(figsize=(8.4, 3.4), dpi=110, layout="constrained")
+    share = (np.arange(POINTS) + 1) / POINTS
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, title, over in ((left, "pointwise best member", np.max), (right, "mean of the members", np.mean)):
+        for condition in (*CONDITIONS, FIGURE_4):
+            seeds: dict[int, list[Values]] = {}
+            for row in rows:
+                if (row["width"], row["condition"]) == ("paper", condition):
+                    curve = over(scaled(row["task"], row["returns"]), axis=0)
+                    own = (np.arange(len(curve)) + 1) / len(curve)  # Convention has fewer buckets
+                    seeds.setdefault(row["seed"], []).append(np.interp(share, own, curve))
+            by_seed = np.array([np.mean(tasks, 0) for tasks in seeds.values() if len(tasks) == len(NAMES)])
+            if len(by_seed) < len(SEEDS):
+                continue
+            middle, half = np.array([t_interval(at) for at in by_seed.T.tolist()]).T
+            axes.plot(share, middle, color=COLOURS[condition], label=TITLES[condition])
+            axes.fill_between(share, middle - half, middle + half, color=COLOURS[condition], alpha=0.15, linewidth=0)
+        axes.set(title=title, xlabel="share of the run")
+        axes.grid(visible=True, alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set_ylabel("over tasks (0 random, 1 optimum)")
+    left.legend(frameon=False, fontsize=8)
     figure.savefig(path)
 
 
@@ -159,11 +187,13 @@ def write(path: Path, columns: Sequence[str], lines: Sequence[Sequence[str]]) ->
 
 def publish(rows: Sequence[Mapping[str, Any]], into: Path = RESULTS) -> None:
     """Everything, into the folder of the page `width.md`."""
-    scores = scores_of([dict(row) for row in rows])
+    rows = [dict(row) for row in rows]
+    scores = scores_of(rows)
     means, pairs = tables(scores)
     write(into / "width.csv", COLUMNS, means)
     write(into / "width-differences.csv", DIFFERENCES, pairs)
     picture(scores, into / "width.png")
+    paper_picture(rows, into / "width-paper.png")
     page = into / "width.md"
     before, _, rest = page.read_text().partition(MARK[0])
     page.write_text(f"{before}{MARK[0]}\n\n{markdown(scores)}\n\n{MARK[1]}{rest.partition(MARK[1])[2]}")

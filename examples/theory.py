@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from laser_rl.ops.distributions import Categorical
@@ -185,6 +185,33 @@ def conditional_share(weights: Float[Tensor, "Z"], trusted: Bool[Tensor, "Z S"])
     return mass / torch.where(total > 0, total, torch.ones_like(total))
 
 
+def ascent(
+    policy: Float[Tensor, "S A"],
+    q: Float[Tensor, "S A"],
+    weight: Float[Tensor, "S A"],
+    features: Float[Tensor, "S F"],
+    *,
+    baseline: bool = True,
+) -> Float[Tensor, "F A"]:
+    """Σ_sa W(s, a)·(Q(s, a) − v(s))·∂ log π(a|s)/∂θ for π = softmax of `features`·θ and a critic v in the same features.
+
+    v is the critic's fixed point, the least squares under W; without a `baseline` it is 0.
+
+    **In one state, and in every state of its own, ascent ends at the best action**, for every W with κ·π ≤ W ≤ π for some κ > 0. So it is
+    for α·π + (1 − α)·min(π, ρ̄·μ) where μ takes every action. Proof, for Q₁ > Q₂ > … > Qₙ, Q fixed, in continuous time. As Σ W·(Q − v) is
+    0, θ'_a = W_a·(Q_a − v): θ₁ never falls, θₙ never rises, Σ θ stays. (Σ Q·θ)' = Σ W·(Q − v)² > 0 has a least value on a compact set, so θ
+    leaves each and does not stay within bounds. By induction from n down, every θ_j with j > 1 is bounded above. Let all b > j be. Then
+    π₁ ≥ c·π_b for a c > 0, so W₁ ≥ κ·c·W_b. θ_j rises only while v < Q_j, and by Σ W·(Q − v) = 0 at most as fast as Σ_{b>j} W_b·(v − Q_b),
+    which is at most C·W₁·(Q₁ − v) = C·θ₁', as Q₁ − v > Q₁ − Q_j. If θ₁ is bounded, θ_j therefore is. If it is not, π_b/π₁ goes to 0 for
+    all b > j, then v > Q_j, and θ_j falls. So θ₁ goes to ∞ (else all were bounded), and π₁ to 1. Actions equally good count as one.
+    """
+    pushed, mass = weight * q, weight.sum(-1)
+    if baseline:
+        value = features @ torch.linalg.pinv(features.mT * mass @ features) @ (features.mT @ pushed.sum(-1))
+        pushed = pushed - weight * value.unsqueeze(-1)
+    return features.mT @ (pushed - policy * pushed.sum(-1, keepdim=True))
+
+
 def converged_policy(
     mdp: MDP,
     behaviour: Float[Tensor, "S A"],
@@ -193,36 +220,32 @@ def converged_policy(
     alpha: float = 0.0,
     baseline: bool = True,
     bound: float = math.inf,
-    observed: Int[Tensor, "S"] | None = None,
+    features: Float[Tensor, "S F"] | None = None,
+    corrected: bool = False,
     clip_rho: float = 1.0,
     iterations: int = 400,
     step: float = 0.1,
 ) -> Float[Tensor, "S A"]:
-    """Where gradient ascent from the uniform policy leads, with a share `alpha` of online data and the rest from one fixed behaviour.
+    """Where `ascent` from the uniform policy leads, with a share `alpha` of online data and the rest from one fixed behaviour.
 
-    At each observation, logits move along Σ_s W(s, a)·(Q(s, a) − v) with W = α·d^π·π + (1 − α)·λ·d^μ·min(π, ρ̄·μ), where λ is 1 inside
-    the trust region. Q has the values that such data converges to; with a `baseline` v is their mean under W, the critic's own fixed point,
-    else 0. States with the same number in `observed` look the same. Every observation's logits move at the same speed, `step` falling to 0:
-    that changes how long the way takes, and makes 400 iterations enough for tables of a few states.
+    W = α·d^π·π + (1 − α)·λ·d^μ·min(π, ρ̄·μ), where λ is 1 inside the trust region; `corrected` replays states as often as π visits them.
+    Q has the values that such data converges to. Without `features` each state is told apart. Parameters of each feature move at the same
+    speed, `step` falling to 0: that changes how long the way takes, and makes 400 iterations enough for a few states.
     """
-    observed = torch.arange(len(start)) if observed is None else observed
-    groups = torch.nn.functional.one_hot(observed).T.to(start.dtype)  # [observations, states]
-    logits = torch.zeros(len(groups), behaviour.shape[1], dtype=start.dtype)
+    features = _identity(mdp.transition[:, 0]) if features is None else features
+    parameters = torch.zeros(features.shape[1], behaviour.shape[1], dtype=start.dtype)
     away, weights = state_distribution(mdp, behaviour, start), torch.tensor([alpha, 1 - alpha], dtype=start.dtype)
     for left in range(iterations, 0, -1):
-        policy = logits.softmax(-1)[observed]
+        policy = (features @ parameters).softmax(-1)
         near = kl_to_implied(Categorical(policy.shape[1]), policy.log(), behaviour.log(), clip_rho=clip_rho) < bound
         trusted = torch.stack([torch.full_like(near, alpha > 0), near & (alpha < 1)])
         data = trusted_operator(mdp, policy, [policy, behaviour], weights, trusted, clip_rho=clip_rho)
-        q = action_values(mdp, fixed_point(data))
-        replayed = (away * near).unsqueeze(-1) * torch.minimum(policy, clip_rho * behaviour)
-        weight = alpha * state_distribution(mdp, policy, start).unsqueeze(-1) * policy + (1 - alpha) * replayed
-        pushed, mass = groups @ (weight * q), groups @ weight
-        if baseline:
-            pushed = pushed - mass * (pushed.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True))
-        gradient = pushed - logits.softmax(-1) * pushed.sum(-1, keepdim=True)
-        logits = logits + left / iterations * step * gradient / gradient.abs().amax(-1, keepdim=True).clamp(min=TINY)
-    return logits.softmax(-1)[observed]
+        visits = state_distribution(mdp, policy, start)
+        replayed = ((visits if corrected else away) * near).unsqueeze(-1) * torch.minimum(policy, clip_rho * behaviour)
+        weight = alpha * visits.unsqueeze(-1) * policy + (1 - alpha) * replayed
+        gradient = ascent(policy, action_values(mdp, fixed_point(data)), weight, features, baseline=baseline)
+        parameters += left / iterations * step * gradient / gradient.abs().amax(-1, keepdim=True).clamp(min=TINY)
+    return (features @ parameters).softmax(-1)
 
 
 def _geometric_sum(matrix: Tensor, steps: int | None) -> Tensor:

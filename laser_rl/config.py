@@ -352,7 +352,7 @@ def problems(error: ValidationError, unknown: Callable[[str], str]) -> str:
     found = []
     for item in error.errors():
         name, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
+        if item["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
             found.append(unknown(name))
         elif item["type"] == "value_error":
             found.append(f"{name}: {message}" if name else message)

@@ -1,57 +1,19 @@
 """Errors that a user can do something about; the command line prints the message, never a traceback, and exits with `exit_status`."""
 
+import csv
 import difflib
 import errno
 import importlib.util
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 _SHORT = {"k": 1_000, "M": 1_000_000, "m": 1_000_000, "G": 1_000_000_000}
 _MOST_REPEATED = 200  # letters of a value that is refused
 # Names that stable-baselines3, CleanRL and RLlib have for a setting of ours, and what its value is here; without a setting of ours: why.
-_THEIRS = (
-    ("gamma", "loss.discount", "the same number"),
-    ("lr", "optimiser.learning_rate", "a number; optimiser.schedule linear lowers it to 0"),
-    ("anneal_lr lr_schedule", "optimiser.schedule", "constant, or linear to 0"),
-    ("eps adam_epsilon rms_prop_eps", "optimiser.epsilon", "the same number"),
-    ("max_grad_norm grad_clip", "optimiser.clip_gradient_norm", "the largest norm of the gradient; none: not clipped"),
-    ("total_timesteps total_steps", "run.steps", "environment steps of all slots together"),
-    ("n_envs num_envs num_workers num_env_runners num_envs_per_env_runner", "environment.slots", "environments in all"),
-    ("env_id", "environment.id", "a Gymnasium id or module:callable"),
-    ("env_kwargs env_config", "environment.options", "keyword arguments of the environment"),
-    ("n_stack framestack", "environment.frame_stack", "frames that the network sees at once; pictures only"),
-    ("n_steps num_steps rollout_fragment_length", "loss.unroll_steps", "steps of one environment in an unroll"),
-    ("batch_size minibatch_size train_batch_size", "loss.batch_unrolls", "unrolls of unroll_steps steps each, not steps"),
-    ("train_freq train_frequency", "loss.new_unrolls_per_update", "new unrolls between two updates"),
-    ("ent_coef entropy_coeff", "loss.entropy_cost", "the weight of the entropy, of online rows only"),
-    ("vf_coef vf_loss_coeff", "loss.baseline_cost", "the weight of the value's loss"),
-    ("target_kl kl_target", "loss.trust_bound", "the KL beyond which a replayed step is rejected; it ends no epoch"),
-    ("vtrace_clip_rho_threshold", "loss.clip_rho", "the same number"),
-    ("norm_obs normalize_observations", "network.normalise_observation", "true: running mean and deviation, kept in the network"),
-    ("norm_reward norm_adv normalize_advantage", "loss.popart", "true: values and advantages in units of the returns"),
-    ("clip_rewards clip_reward", "loss.reward_transform", "clip: to the range from -1 to 1"),
-    ("buffer_size capacity", "replay.capacity_steps", "environment steps, of all members together"),
-    ("learning_starts", "replay.warmup_steps", "environment steps before the first update"),
-    ("prioritized_replay_alpha", "replay.priority_exponent", "the same number, with replay.sampling prioritised"),
-    ("prioritized_replay_beta", "replay.importance_exponent", "the same number, with replay.sampling prioritised"),
-    ("policy", "network.torso", "what MlpPolicy and CnnPolicy choose; auto: what fits the observation"),
-    ("policy_kwargs net_arch fcnet_hiddens", "network.hidden", "sizes of the layers; a module of your own: net="),
-    ("use_lstm", "network.memory", "none, lstm, gru or preco"),
-    ("lstm_hidden_size lstm_cell_size", "network.memory_size", "units of the memory"),
-    ("cuda", "run.device", "auto, cpu, cuda or cuda:1"),
-    ("eval_freq evaluation_interval", "run.evaluate_every_steps", "environment steps of all slots together"),
-    ("n_eval_episodes evaluation_duration", "run.evaluate_episodes", "episodes of one evaluation"),
-    ("save_freq checkpoint_frequency", "run.checkpoint_every_steps", "environment steps of all slots together"),
-    ("capture_video", "run.video_every_steps", "environment steps between two videos"),
-    ("gae_lambda lambda lambda_", "", "V-trace computes the targets; loss.clip_c shortens its traces"),
-    ("clip_range clip_coef clip_param", "", "the trust region, loss.trust_bound, rejects steps; no ratio is clipped as in PPO"),
-    ("clip_range_vf clip_vloss vf_clip_param", "", "the value's loss is not clipped; loss.popart tames large returns"),
-    ("n_epochs update_epochs num_epochs num_minibatches gradient_steps", "", "the replay repeats steps: replay.fraction"),
-    ("tau target_update target_update_interval target_network_frequency", "", "the values have no target network"),
-    ("exploration_fraction exploration_final_eps action_noise use_sde", "", "the policy itself is random: loss.entropy_cost"),
-    ("tensorboard_log exp_name storage_path", "", "all files go to the run directory, run_dir= or --out; learn takes tensorboard_log="),
-)  # fmt: skip
-THEIRS = {name: (ours, note) for names, ours, note in _THEIRS for name in names.split()}
+THEIRS: dict[str, tuple[str, str]] = {}
+for _row in csv.DictReader((Path(__file__).parent / "data" / "names_elsewhere.csv").read_text("utf-8").splitlines()):
+    THEIRS |= dict.fromkeys(_row["theirs"].split(), (_row["ours"], _row["note"]))
 
 
 class UserError(Exception):

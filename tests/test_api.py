@@ -32,6 +32,15 @@ def test_learning_goes_on_where_it_stopped(agent):
     assert agent.member.learner.version > updates
 
 
+def test_a_schedule_goes_by_the_total_of_all_calls():
+    """With `total`, two calls learn what one call of all steps learns: the rate falls once, not in each of them."""
+    settings = {**SMALL, "schedule": "linear", "seed": 3}
+    two = LASER("CartPole-v1", **settings).learn(200, total=400).learn(200, total=400)
+    one = LASER("CartPole-v1", **settings).learn(400)
+    assert one.steps == two.steps
+    assert torch.equal(one.member.learner.flat.value, two.member.learner.flat.value)
+
+
 def test_predict_answers_in_the_environments_terms(agent):
     env = gymnasium.make("CartPole-v1")
     observation, _ = env.reset(seed=0)

@@ -10,10 +10,11 @@ from laser_rl import LASER, checkpoint, cli, recipes
 from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import override
 from laser_rl.envs.instructions import word_numbers
+from laser_rl.envs.make import make_environments
 from laser_rl.envs.scores import suite_of
 from laser_rl.metrics.log import read
 from laser_rl.replay.mixer import Counts
-from laser_rl.training.build import open_environments, seeded_network
+from laser_rl.training.build import seeded_network
 from laser_rl.training.evaluate import load_trained
 from laser_rl.training.files import read_sweep
 from tests.envs import standin_lab
@@ -170,7 +171,7 @@ def test_two_levels_are_learned_with_their_instructions(placement, tmp_path, cap
     assert read(path, ("evaluation",))[-1]["tasks_seen"] == 2
     # Words that were read have been learned about, and words that never came have not.
     trained, config = load_trained(path), read_sweep(path).base
-    environments = open_environments(config.environment.id, config.environment, seed=0, lockstep=True, slots=2)
+    environments = make_environments(config.environment.id, config.environment, seed=0, lockstep=True, slots=2)
     environments.close()
     before = seeded_network(config, environments.spec, None).instruction.embedding.weight
     moved = (trained.network.instruction.embedding.weight.cpu() != before).any(1)

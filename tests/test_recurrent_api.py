@@ -8,10 +8,9 @@ from torch import nn
 from laser_rl import LASER, cli
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.policy import Policy
-from laser_rl.envs.make import make_renderable
+from laser_rl.envs.make import make_environments, make_renderable
 from laser_rl.envs.records import seed_of
 from laser_rl.errors import ConfigError
-from laser_rl.training.build import open_environments
 
 TINY = {"slots": 4, "unroll_steps": 5, "hidden": (8,), "memory": "lstm", "memory_size": 8, "capacity_steps": 400}
 CUE, JUNCTION = 0, 1  # units of the memory
@@ -83,7 +82,7 @@ def play(agent, env, seed, *, state=True, reward=True):
 def acted(agent, *, seed, rows):
     """What the actor that trains does with the likeliest actions: for each of its episodes the seed and the actions."""
     member = agent.member
-    environments = open_environments(member.source, agent.config.environment, seed=seed, lockstep=True)
+    environments = make_environments(member.source, agent.config.environment, seed=seed, lockstep=True)
     policy = Policy(member.learner.network, member.learner.family, seed=0, deterministic=True)
     actor, episode, found = Actor(environments, policy, member.layout), {}, {}
     actor.begin(recorded=True)  # no first row is left out

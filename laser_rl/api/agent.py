@@ -19,6 +19,7 @@ from laser_rl.api.agent_file import AgentFile, save_with_replay
 from laser_rl.api.arguments import callbacks_of, count_of, each_of, observed, require_state, watched, with_names
 from laser_rl.config import Config, override
 from laser_rl.envs.construct import stored_name
+from laser_rl.envs.make import make_environments
 from laser_rl.envs.masks import beside
 from laser_rl.envs.spaces import borders_of, unbatching
 from laser_rl.errors import ConfigError, shortened
@@ -27,7 +28,7 @@ from laser_rl.metrics.rows import Sink
 from laser_rl.metrics.tracking import named, trackers
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, parameter_count
-from laser_rl.training.build import EnvironmentSource, Member, derive, open_environments, slots_of
+from laser_rl.training.build import EnvironmentSource, Member, derive, slots_of
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.evaluate import Trained, evaluate, task_count, trained_of
 from laser_rl.training.launch import Around, prepare, run
@@ -355,5 +356,5 @@ def base_config(env: EnvironmentSource, recipe: str | None) -> Config:
     if recipe is not None:
         return recipes.by_name(recipe, name)
     slots, any_config = slots_of(env) or task_count(env), recipes.cartpole().environment
-    with contextlib.closing(open_environments(env, any_config, seed=0, lockstep=True, slots=slots)) as environments:
+    with contextlib.closing(make_environments(env, any_config, seed=0, lockstep=True, slots=slots)) as environments:
         return recipes.for_environment(environments.spec, name)

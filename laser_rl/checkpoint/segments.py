@@ -111,7 +111,7 @@ def read_segment(
     """Blocks of at most 1024 unrolls with the number of their first, from `first_id` on; raises `DamagedRun` at the first bad unroll."""
     path = folder / entry.name
     with guarded.reading(path), _opened(path, entry) as file:
-        found, expected = _read_header(path, file).get("layout"), _layout_json(layout)
+        found, expected = _read_header(path, file).get("layout"), json.loads(json.dumps(asdict(layout)))
         if found != expected:
             raise ConfigError(
                 f"{path} holds unrolls of layout {found}, expected {expected}; "
@@ -218,7 +218,7 @@ def _encoded(layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: Nu
 
 
 def header(layout: UnrollLayout, first_id: int, count: int) -> bytes:
-    fields = {"format": FORMAT, "first_id": first_id, "count": count, "layout": _layout_json(layout)}
+    fields = {"format": FORMAT, "first_id": first_id, "count": count, "layout": asdict(layout)}
     text = json.dumps(fields, sort_keys=True).encode()
     return _SKIPPABLE.pack(_HEADER_MAGIC, len(text)) + text
 
@@ -298,10 +298,6 @@ def _exactly(path: Path, file: BufferedReader, size: int) -> bytes:
 
 def _checksum(number: int, compressed: bytes, previous: int) -> int:
     return zlib.crc32(compressed, zlib.crc32(struct.pack("<QIq", number, len(compressed), previous)))
-
-
-def _layout_json(layout: UnrollLayout) -> dict[str, object]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(layout).items()}
 
 
 def row_bytes(layout: UnrollLayout) -> int:

@@ -24,7 +24,7 @@ TRUST_HELP = (
 COMMANDS = {
     "train": ("cli.train", "train_command", "train one agent; all its files go to a run directory"),
     "sweep": ("cli.train", "sweep_command", "train several agents that differ in a few settings and share one replay"),
-    "status": ("cli.status", "Status", "how runs and sweeps stand, also while they go on"),
+    "status": ("cli.show", "Status", "how runs and sweeps stand, also while they go on"),
     "resume": ("cli.train", "resume_command", "go on with a run or sweep that was stopped, killed or finished"),
     "verify": ("tools.verify", "Verify", "check every file of runs and sweeps: checkpoints, replay, metrics, settings"),
     "evaluate": ("cli.play", "Evaluate", "play with the newest checkpoint: mean, IQM, 95 % interval"),

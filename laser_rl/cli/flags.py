@@ -15,8 +15,8 @@ import yaml
 from laser_rl import recipes, trust
 from laser_rl.cli.help import SHORT
 from laser_rl.config import Config, full_name, setting_types, unknown, validated
-from laser_rl.errors import THEIRS, ConfigError, called_here, shortened, suggestion
-from laser_rl.training.settings import SOURCES, SweepConfig, sweep_from, with_source
+from laser_rl.errors import ConfigError, shortened
+from laser_rl.training.settings import SOURCES, sweep_from, with_source
 
 # PyYAML takes 30 s for a MiB of short values, and minutes for a number with many colons; JSON is parsed at once.
 FILE_LIMIT_BYTES, YAML_LIMIT_BYTES = 1 << 20, 32 << 10
@@ -216,12 +216,6 @@ def _read_sweep(file: Path) -> dict[str, Any]:
     values = read_file(file)
     if values.pop("format", None) is not None:  # the sweep.json of a run directory; it says some things twice
         values.pop("settings", None)
-    known = [*SweepConfig.model_fields, "recipe"]
-    for name in values:
-        if name not in known:
-            hint = suggestion(str(name), known, "settings of all members go under 'base:'")
-            hint = called_here(name) if name in THEIRS else hint
-            raise ConfigError(f"{file} has {name!r}, expected {', '.join(known)}; {hint}")
     if isinstance(values.get("stack"), bool):  # YAML's on and off
         values["stack"] = "on" if values["stack"] else "off"
     plain = {name: value for name, value in values.items() if name not in {*SOURCES, "draws", "base", "recipe"}}

@@ -85,7 +85,7 @@ class SourceText:
                 given = [one.value for note in notes for one in getattr(note, "keywords", []) if one.arg == "metavar"]
                 return str(ast.literal_eval(given[0])) if given else self.metavar(inner)
             case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
-                return "{" + ",".join(map(str, ast.literal_eval(choices))) + "}"
+                return "{" + ast.unparse(choices).strip("()").replace("'", "").replace(", ", ",") + "}"
             case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[inner, *_])):
                 return f"{self.metavar(inner)} ..."
             case ast.Subscript(value=inner) | ast.BinOp(left=inner):

@@ -28,7 +28,6 @@ from laser_rl.training.settings import (
     Sharing,
     SweepConfig,
     cluster_of,
-    free_running,
     settings_from,
     sweep_from,
     with_source,
@@ -36,6 +35,7 @@ from laser_rl.training.settings import (
 from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.view.command import dashboard_of, require_dashboard
 
+FREE_RUNNING = {"run.runtime": "local"}  # members do not take turns: on a cluster, the default
 Words = tuple[tuple[str, ...], ...]  # of a flag that may be repeated
 Address = Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")]
 
@@ -132,7 +132,7 @@ class Resume:
         settings = settings_from({**dict(stored), "base": override(stored.base, more)})
         if not self.fresh and checkpoint.latest(self.run_dir, replay="unread") is None:
             raise ConfigError(f"{self.run_dir} holds no checkpoint to go on from; use --fresh to start again")
-        settings = settings if self.cluster is None else free_running(settings)
+        settings = settings if self.cluster is None else settings.with_base(FREE_RUNNING)
         track = tracked(self.run_dir)
         return _run(self.run_dir, settings, self, track=track, accept_changes=self.accept_changes)
 
@@ -191,7 +191,7 @@ def _searched(asked: SweepFlags, rest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _start(asked: TrainFlags, settings: SweepConfig, name: str, given: Typed) -> int:
     if asked.cluster is not None and "run.runtime" not in given.settings:
-        settings = free_running(settings)
+        settings = settings.with_base(FREE_RUNNING)
     path = asked.out or new_path(Path("runs"), name)
     return _run(path, settings, asked, dashboard=asked.dashboard, track=named(asked.track))
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from laser_rl.errors import MissingExtra
+from laser_rl.errors import require_modules
 from laser_rl.training.stall import PATIENCE_S, StallWarning
 
 T = TypeVar("T")
@@ -133,10 +133,9 @@ class Backoff:
 def ray() -> Any:
     """The module `ray`, which sends no statistics home; `MissingExtra` says what to install."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray as library  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtra("a cluster", "cluster") from error
+    require_modules("a cluster", "cluster", "ray")
+    import ray as library  # noqa: PLC0415
+
     return library
 
 

@@ -52,7 +52,8 @@ class RemoteDelivery(NamedTuple):
     faults: dict[str, int]  # that the environments survived since the last delivery
 
 
-_Published = tuple[int, Any]  # version; the parameters, or a list of one reference
+# Number (a copy of a peer has no new version), version; the parameters, or a list of one reference.
+_Published = tuple[int, int, Any]
 
 
 class RunnerInbox:
@@ -96,7 +97,7 @@ class RunnerInbox:
         values = parameters.detach().to("cpu").numpy()
         sent = values.copy() if values.nbytes <= SENT_BYTES else [ray().put(values)]
         with self._changed:
-            self._published = version, sent
+            self._published = 1 + (self._published[0] if self._published else 0), version, sent
             self._changed.notify_all()
 
     def stop(self, reason: str) -> None:
@@ -104,11 +105,11 @@ class RunnerInbox:
             self._reason = reason
             self._changed.notify_all()
 
-    def newer(self, version: int, timeout_s: float) -> tuple[str | None, _Published | None]:
+    def newer(self, number: int, timeout_s: float) -> tuple[str | None, _Published | None]:
         """The reason to stop, if there is one, and later parameters than these, if there are some in time."""
 
         def later() -> _Published | None:
-            return self._published if self._published is not None and self._published[0] > version else None
+            return self._published if self._published is not None and self._published[0] > number else None
 
         with self._changed:
             self._changed.wait_for(lambda: self._reason is not None or later() is not None, timeout_s)
@@ -120,7 +121,7 @@ class RemoteLearner:
 
     def __init__(self, learner: Any, *, in_step: bool = False) -> None:
         self._learner, self._in_step = learner, in_step
-        self._known, self._newest, self._reason = -1, None, None  # type: tuple[int, _Published | None, str | None]
+        self._known, self._newest, self._reason = 0, None, None  # type: tuple[int, _Published | None, str | None]
         self._poll: LongPoll[tuple[str | None, _Published | None]] = LongPoll(lambda: self._newer(STAY_S))
 
     def _newer(self, timeout_s: float) -> Answer[tuple[str | None, _Published | None]]:
@@ -144,13 +145,11 @@ class RemoteLearner:
             self._reason = GONE
 
     def collect(self, into: Tensor, newer_than: int) -> int:
-        """Copy into `into` if there is a newer version; returns the version that is now there."""
-        self._known = newer_than
+        """Copy into `into` if there are newer parameters; returns the version that is now there."""
         self._look()
-        if self._newest is None or self._newest[0] <= newer_than:
+        if self._newest is None or self._newest[0] <= self._known:
             return newer_than
-        version, parameters = self._newest
-        self._newest = None
+        (number, version, parameters), self._newest = self._newest, None
         if isinstance(parameters, list):
             try:
                 parameters = awaited(Answer(parameters[0]), WHO, "parameters from its learner")
@@ -158,6 +157,7 @@ class RemoteLearner:
                 return newer_than
         # By NumPy (a runner acts on a CPU): without a copy in between, and without torch's warning of a read-only array.
         into.detach().numpy()[...] = parameters
+        self._known = number
         return version
 
     def shards(self) -> Sequence[ShardClient]:

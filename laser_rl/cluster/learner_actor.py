@@ -133,8 +133,8 @@ class LearnerActor:
     def put(self, stream: str, number: int, delivery: RemoteDelivery, timeout_s: float) -> bool:
         return self._inbox.put(stream, number, delivery, timeout_s)
 
-    def newer(self, version: int, timeout_s: float) -> tuple[str | None, Any]:
-        return self._inbox.newer(version, timeout_s)
+    def newer(self, number: int, timeout_s: float) -> tuple[str | None, Any]:
+        return self._inbox.newer(number, timeout_s)
 
     def shards(self) -> Sequence[ShardClient]:
         return self._link.shards[1]

@@ -226,7 +226,7 @@ class Replays:
             nodes: Callable[[], Sequence[str]] = _OneNode(watch, number) if one_node else watch.nodes
             supervisor = ShardSupervisor(self._plan(number, watch, 1 if one_node else len(watch.nodes())), nodes)
             files = ReplayFiles(directory.path, layout, number, lambda one=supervisor: one.shards)  # type: ignore[misc]
-            directory.keep(number, files)
+            directory.segments[number] = files
             self.supervisors.append(supervisor)
             self.stores.append(cast("Replay", ShardFiller(layout, codec, supervisor.shards)))
 

@@ -17,12 +17,13 @@ from laser_rl.agent.policy import Policy
 from laser_rl.cluster.calls import Answer, LongPoll
 from laser_rl.cluster.channels import STAY_S, RemoteDelivery, RemoteLearner
 from laser_rl.cluster.shard import ShardClient
+from laser_rl.envs.make import make_environments
 from laser_rl.errors import UserError
 from laser_rl.networks.build import family_of
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.memory_estimate import resolve_codec
 from laser_rl.replay.memory_layout import Codec, Packed, pack
-from laser_rl.training.build import derive, open_environments, seeded_network, threads_of
+from laser_rl.training.build import derive, seeded_network, threads_of
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import PATIENCE_S, Gate, StallWarning
 from laser_rl.training.threads import run_actor
@@ -223,12 +224,9 @@ class Runner:
         seed, begun = config.run.seed, bool(start.steps or start.life)
         first = start.in_step and start.runners == 1 and not begun  # with the seeds of a run in one process
         after = "" if first else f"/{start.steps}/runner-{start.runner}/life-{start.life}"
-        environments = open_environments(
-            config.environment.id,
-            config.environment,
-            seed=derive(seed, f"environments{after}"),
-            lockstep=start.in_step,
-            slots=len(own),
+        name, own_seed = config.environment.id, derive(seed, f"environments{after}")
+        environments = make_environments(
+            name, config.environment, seed=own_seed, lockstep=start.in_step, slots=len(own)
         )
         network = seeded_network(config, environments.spec, None)
         torch.set_num_threads(threads_of(config, network) if start.in_step else start.threads)

@@ -40,11 +40,6 @@ REFRESH_S = 0.2  # between two reports of a shard; its answers to gathers also s
 SHARD_BITS = 40  # a global id: the number of the shard above, the id in that shard below
 
 
-def global_ids(shard: int, ids: Ids) -> Ids:
-    """Ids of a shard's unrolls among those of all shards; those of shard 0 are its own."""
-    return (shard << SHARD_BITS) + ids
-
-
 @dataclass(frozen=True)
 class Spans:
     """The ids that shards hold, from the first to before the end; in the order of the shards' numbers."""
@@ -287,7 +282,7 @@ class ShardedReplay:
             for shard, asked, answer in draw.pieces:
                 gathered = self._gathered(shard, answer)
                 if gathered is not None:
-                    ids = global_ids(shard.number, asked[gathered.held])
+                    ids = (shard.number << SHARD_BITS) + asked[gathered.held]
                     self._unpacking.put(gathered.encoded, ids, parts_of(self.layout, batch), at)
                     found.append(ids)
                     at += len(ids)

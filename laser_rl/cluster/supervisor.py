@@ -13,7 +13,6 @@ from laser_rl.cluster.channels import LearnerLinks
 from laser_rl.cluster.placement import HeadLost, MemberPlacement, NodeWatch, Shares, shares_of
 from laser_rl.cluster.replays import Replays
 from laser_rl.cluster.runner import AT_ONCE, ActorStart
-from laser_rl.config import override
 from laser_rl.metrics.rows import Value
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.build_group import build_members, one_layout
@@ -46,7 +45,7 @@ class ClusterSupervisor(SweepSupervisor):
         _, layout = one_layout(dict(enumerate(sweep.configs)), base.environment.id)
         slack = _slack(sweep, cluster.runners)
         # An actor sees the card that it has reserved as its only one, whatever its number is.
-        there = _on(sweep, "cuda") if base.run.device.startswith("cuda") else sweep
+        there = sweep.with_base({"run.device": "cuda"}) if base.run.device.startswith("cuda") else sweep
         self._run = ActorStart(there, layout, cluster.runners, slack, self.in_step)
         self.known, self._updates = States(members), np.zeros(members, np.int64)  # as states, and as rows, said last
         self.placements: list[MemberPlacement] = []
@@ -60,9 +59,8 @@ class ClusterSupervisor(SweepSupervisor):
             if any(Counts.of(c.loss.batch_unrolls, c.replay.fraction).replayed for c in sweep.configs):
                 count = 1 if self._shared else members
                 self.replays = Replays(sweep, layout, self.watch, count, directory, in_step=self.in_step)
-            parts = build_members(
-                _on(sweep, "cpu"), stores=None if self.replays is None else self.replays.views(members)
-            )
+            views = None if self.replays is None else self.replays.views(members)
+            parts = build_members(sweep.with_base({"run.device": "cpu"}), stores=views)
             super().__init__(sweep, directory, parts, self.known, **around)
             self.stores = [] if self.replays is None else self.replays.stores
             self._begin()
@@ -174,10 +172,6 @@ class ClusterSupervisor(SweepSupervisor):
     def _tell(self, exploit: Exploit) -> None:
         # In a list, so that Ray does not look into it.
         self.links.orders[exploit.member] = exploit, [ray().put(self.known.get(exploit.donor))]
-
-
-def _on(sweep: SweepConfig, device: str) -> SweepConfig:
-    return sweep.model_copy(update={"base": override(sweep.base, {"run.device": device})})
 
 
 def _slack(sweep: SweepConfig, runners: int) -> int:

@@ -24,7 +24,7 @@ from laser_rl.envs.records import (
     VectorEpisodes,
 )
 from laser_rl.envs.scores import ATARI_57
-from laser_rl.errors import EnvironmentRefused, MissingExtra
+from laser_rl.errors import EnvironmentRefused, require_modules
 
 FRAME_SKIP = 4  # emulator frames of a step; of the last two, the brighter pixel is seen
 SCREEN_SIZE = 84
@@ -42,10 +42,9 @@ def atari_game(name: str) -> str:
 
 def atari_vector(game: str, slots: int, settings: AtariConfig, **overrides: Any) -> Any:
     """ALE's vector environment with `settings`; refuses a game that has no ROM."""
-    try:
-        from ale_py import roms, vector_env  # noqa: PLC0415  (an extra, under another licence: only when it is asked for)
-    except ImportError as error:
-        raise MissingExtra("Atari", "atari") from error
+    require_modules("Atari", "atari", "ale_py")
+    from ale_py import roms, vector_env  # noqa: PLC0415  (an extra, under another licence: only when it is asked for)
+
     if game not in roms.get_all_rom_ids():
         raise EnvironmentRefused(
             f"expected an Atari game, got {game!r}; known are, for example, {', '.join(list(ATARI_57)[:8])} (ale_py.roms lists all)"

@@ -4,12 +4,12 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
 
-from laser_rl.config import AtariConfig
+from laser_rl.config import AtariConfig, EnvironmentConfig
 from laser_rl.envs.atari import AtariEnvironments, AtariScreen, MinAtarScreen, atari_game
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import BorrowedEnv, constructor
@@ -23,62 +23,57 @@ from laser_rl.envs.vector import Vector, VectorAdapter
 from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
 
-Placement = Literal["auto", "thread", "process"]
 Source = str | Callable[[], Env] | Env | Vector
-Make = Callable[[Source, int, int, Mapping[str, Any], int], Environments]
 
 
 def make_environments(
     source: Source,
+    config: EnvironmentConfig | None = None,
     *,
-    slots: int,
     seed: int,
-    placement: Placement = "auto",
-    workers: int | None = None,
-    options: Mapping[str, Any] | None = None,
-    atari: AtariConfig | None = None,
-    limits: ProcessLimits | None = None,
-    on_bad_value: OnBadValue = "fail",
+    slots: int | None = None,
     lockstep: bool = False,
+    **settings: Any,
 ) -> Environments:
-    """Environments from an id, a constructor, an environment or a vector of them.
+    """Environments from an id, a constructor, an environment or a vector of them, as `config` or `settings` of its fields say.
 
     An id is one of ours (`laser/Catch`), a game (`ALE/Breakout-v5`), one of MinAtar's (`MinAtar/Breakout-v1`) or MiniGrid's, any other that
     Gymnasium knows (`module:Name-v0` imports the module first), or `module:callable`. Ours and ALE's step all slots at once in native code;
     Python environments run in this thread, or with `placement="process"` in supervised workers. Several ids with commas between them, or
-    a suite of tasks (`suite:grid`), are a mixture: the slots take turns, and `options` reach every task.
+    a suite of tasks (`suite:grid`), are a mixture: the slots take turns, and `options` reach every task. Where `source` is no name, they
+    only say how another was made.
     """
+    config = config or EnvironmentConfig(**settings)
+    slots = config.slots if slots is None else slots
     if slots < 1:
         raise ConfigError(f"expected at least one environment slot, got {slots}")
     if isinstance(source, gymnasium.vector.VectorEnv):
-        return _adapted(source, slots, seed, on_bad_value)
-    workers = workers or max(1, min(slots, len(os.sched_getaffinity(0))))  # one a core that this process may use
-
-    def make(source: Source, slots: int, seed: int, options: Mapping[str, Any], workers: int) -> Environments:
-        if isinstance(source, str) and source.startswith("laser/"):
-            return TaskEnvironments(task_of(source, options), slots=slots, seed=seed)
-        if isinstance(source, str) and is_atari(source):
-            if options:
-                raise ConfigError(
-                    f"{source}: expected no options for a game, got {sorted(options)}; the settings of Atari are separate"
-                )
-            return AtariEnvironments(source, slots=slots, seed=seed, settings=atari, groups=1 if lockstep else 2)
-        try:
-            made, name = _constructor_of(source, slots, placement, options)
-            common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": on_bad_value}
-            if placement != "process":
-                return SerialEnvironments(made, **common)
-            return PoolEnvironments(made, workers=workers, limits=limits, lockstep=lockstep, **common)
-        except EXITS as error:
-            raise exit_of(error, str(source)) from None
-
-    if not isinstance(source, str) or not is_mixture(source):
-        return make(source, slots, seed, options or {}, workers)
-    return _mixture(source, make, slots, seed, options or {}, workers, lockstep=lockstep)
+        return _adapted(source, slots, seed, config.on_bad_value)
+    # One a core that this process may use.
+    workers = config.workers or max(1, min(slots, len(os.sched_getaffinity(0))))
+    if isinstance(source, str) and is_mixture(source):
+        return _mixture(source, config, slots, seed, workers, lockstep=lockstep)
+    if isinstance(source, str) and source.startswith("laser/"):
+        return TaskEnvironments(task_of(source, config.options), slots=slots, seed=seed)
+    if isinstance(source, str) and is_atari(source):
+        if config.options:
+            raise ConfigError(
+                f"{source}: expected no options for a game, got {sorted(config.options)}; the settings of Atari are separate"
+            )
+        return AtariEnvironments(source, slots=slots, seed=seed, settings=config.atari, groups=1 if lockstep else 2)
+    try:
+        made, name = _constructor_of(source, slots, config)
+        common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": config.on_bad_value}
+        if config.placement != "process":
+            return SerialEnvironments(made, **common)
+        limits = ProcessLimits(config.step_timeout_s, config.reset_timeout_s)
+        return PoolEnvironments(made, workers=workers, limits=limits, lockstep=lockstep, **common)
+    except EXITS as error:
+        raise exit_of(error, str(source)) from None
 
 
 def _mixture(
-    source: str, make: Make, slots: int, seed: int, options: Mapping[str, Any], workers: int, *, lockstep: bool
+    source: str, config: EnvironmentConfig, slots: int, seed: int, workers: int, *, lockstep: bool
 ) -> Environments:
     tasks = tasks_of(source)
     share, rest = divmod(slots, len(tasks))
@@ -93,7 +88,9 @@ def _mixture(
         for task, own in tasks.items():
             # The seed depends on the task's name, so a task plays the same episodes in any mixture.
             own_seed = int(seed_of(seed, np.array([zlib.crc32(task.encode())]), np.zeros(1, np.int64))[0])
-            parts.append(make(task, share, own_seed, {**own, **options}, max(1, workers // len(tasks))))
+            settings = {"options": {**own, **config.options}, "workers": max(1, workers // len(tasks))}
+            its = config.model_copy(update=settings)
+            parts.append(make_environments(task, its, seed=own_seed, slots=share, lockstep=lockstep))
             made.callback(parts[-1].close)
         mixture = MixedEnvironments(parts, name=source, lockstep=lockstep)
         made.pop_all()
@@ -274,17 +271,11 @@ def _adapted(vector: Vector, slots: int, seed: int, on_bad_value: OnBadValue) ->
     return VectorAdapter(vector, seed=seed)
 
 
-def _constructor_of(
-    source: Source, slots: int, placement: Placement, options: Mapping[str, Any]
-) -> tuple[Callable[[], Env], str]:
+def _constructor_of(source: Source, slots: int, config: EnvironmentConfig) -> tuple[Callable[[], Env], str]:
     if isinstance(source, str):
-        return constructor(source, options), source
-    if options:
-        raise ConfigError(
-            f"expected options only with the name of an environment, got {sorted(options)} with {source!r}; use functools.partial"
-        )
+        return constructor(source, config.options), source
     if isinstance(source, gymnasium.Env):
-        if slots != 1 or placement == "process":
+        if slots != 1 or config.placement == "process":
             raise ConfigError(
                 f"expected one slot in this thread for an environment that exists already, got {slots}; hand in its constructor"
             )

@@ -3,24 +3,27 @@
 They follow the rules of `tasks`: arrays of slots, and an episode is a function of its seed and its actions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from math import isfinite
-from numbers import Real
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, ValidationError
+from pydantic.dataclasses import dataclass
 
+from laser_rl.config import problems
 from laser_rl.envs.records import Array, DiscreteActions, EnvironmentSpec, Ints, ObservationSpec, seed_of
-from laser_rl.envs.tasks import Catch, DeepSea, Floats, Positions, Task, TaskOutcome, TMaze
+from laser_rl.envs.tasks import CHECKED, Catch, DeepSea, Floats, Positions, Positive, Task, TaskOutcome, TMaze
 from laser_rl.errors import ConfigError, EnvironmentRefused
 
+Several = Annotated[int, Field(ge=2, strict=True)]
+LayoutSeed = Annotated[int, Field(ge=0, strict=True)]
+Bonuses = tuple[Annotated[float, Field(strict=True)], ...]
 UP, DOWN, LEFT, RIGHT = range(4)  # in the grids
 FAINT, CLEAR = 0.3, 0.6  # shades of a board, between nothing (0) and what matters now (1)
 
 
-@dataclass
+@dataclass(config=CHECKED)
 class Convention(Task):
     """The first action sets a mode that is never shown again; then the right answer to a cue is (cue + mode) mod `modes`.
 
@@ -29,15 +32,18 @@ class Convention(Task):
     choosing mode m, `late_bonus[m]` with the last reward: where both are set, the discount decides which mode is the best.
     """
 
-    modes: int = 3
-    steps: int = 8
-    bonus: Sequence[float] = ()  # one number a mode; empty: none is paid
-    late_bonus: Sequence[float] = ()
+    modes: Several = 3
+    steps: Positive = 8
+    bonus: Bonuses = ()  # one number a mode; empty: none is paid
+    late_bonus: Bonuses = ()
 
     def __post_init__(self) -> None:
-        self._check_whole(modes=2, steps=1)
-        self.bonus = _one_a_mode("bonus", self.bonus, self.modes)
-        self.late_bonus = _one_a_mode("late_bonus", self.late_bonus, self.modes)
+        none = (0.0,) * self.modes
+        self.bonus, self.late_bonus = self.bonus or none, self.late_bonus or none
+        if not len(self.bonus) == len(self.late_bonus) == self.modes:
+            raise ValueError(
+                f"bonus {self.bonus} and late_bonus {self.late_bonus} need {self.modes} numbers, one a mode"
+            )
         # Seen: "choose now", or the cue; nothing after the last answer.
         self.spec = EnvironmentSpec("laser/Convention", ObservationSpec((1 + self.modes,)), DiscreteActions(self.modes))
         # The mode that pays most, and every answer right. Undiscounted.
@@ -111,7 +117,7 @@ class _GridWalk(Task):
         return {"place": place, "step": step}, there.astype(np.float32), there, ~there & late
 
 
-@dataclass
+@dataclass(config=CHECKED)
 class KeyDoor(_GridWalk):
     """Fetch the key, then go to the door: 1 there, with the key, and nothing anywhere else. Actions: up, down, left, right.
 
@@ -119,11 +125,10 @@ class KeyDoor(_GridWalk):
     from each other; after 6·`size` steps the episode is truncated.
     """
 
-    size: int = 6
-    layout_seed: int = 0
+    size: Several = 6
+    layout_seed: LayoutSeed = 0
 
     def __post_init__(self) -> None:
-        self._check_whole(size=2, layout_seed=0)
         cells = self.size**2  # a place is a cell, + size² with the key
         row, column = np.divmod(np.arange(cells), self.size)
         key = _pick(np.flatnonzero(row + column >= self.size / 2), self.layout_seed, 0)
@@ -148,7 +153,7 @@ class KeyDoor(_GridWalk):
         return board
 
 
-@dataclass
+@dataclass(config=CHECKED)
 class SparseGrid(_GridWalk):
     """Rows of free cells with walls between them, each with one gap; 1 at the goal in the last row, nothing on the way there.
 
@@ -157,11 +162,10 @@ class SparseGrid(_GridWalk):
     8·`size`² steps. Actions: up, down, left, right.
     """
 
-    size: int = 12
-    layout_seed: int = 0
+    size: Several = 12
+    layout_seed: LayoutSeed = 0
 
     def __post_init__(self) -> None:
-        self._check_whole(size=2, layout_seed=0)
         rows, shift, column = np.arange(self.size), max(1, self.size // 4), 0
         gaps = np.zeros_like(rows)  # the way down in each row; last, the goal's column
         for row, to_left in enumerate(seed_of(self.layout_seed, np.zeros_like(rows), rows) % 2):
@@ -210,15 +214,6 @@ def _pick(cells: Ints, seed: int, draw: int) -> int:
     return int(cells[seed_of(seed, np.array(0), np.array(draw)) % len(cells)])
 
 
-def _one_a_mode(name: str, numbers: Any, modes: int) -> tuple[float, ...]:
-    """`numbers`, one for each mode, as a tuple: files hold lists, and a task has to be comparable."""
-    wanted = (0.0,) * modes if numbers in ((), []) else numbers
-    fits = isinstance(wanted, list | tuple) and len(wanted) == modes
-    if not fits or not all(isinstance(number, Real) and isfinite(number) for number in wanted):
-        raise ConfigError(f"Convention: expected {name} to be a list of {modes} numbers, got {numbers!r}; correct it")
-    return tuple(float(number) for number in wanted)
-
-
 def task_of(name: str, options: Mapping[str, Any]) -> Task:
     kind, _, size = name.removeprefix("laser/").partition("-")
     unsized: dict[str, Callable[..., Task]] = {"Catch": Catch, "Convention": Convention}
@@ -229,7 +224,10 @@ def task_of(name: str, options: Mapping[str, Any]) -> Task:
             "expected laser/Catch, laser/Convention, laser/DeepSea-<size>, laser/KeyDoor-<size>, laser/SparseGrid-<size> or "
             f"laser/TMaze-<length>, got {name!r}; e.g. laser/DeepSea-10"
         )
+    own: dict[str, Any] = {"length" if make is TMaze else "size": int(size)} if size else {}
     try:
-        return make(*([int(size)] if size else []), **options)
+        return make(**own, **options)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}; leave that option out") from error
+    except ValidationError as error:
+        raise ConfigError(f"{name}: {problems(error, lambda option: f'there is no option {option}')}") from None

@@ -57,18 +57,14 @@ def named(whole: str, path: tuple[Any, ...]) -> str:
     return whole + "".join(f"[{label!r}]" for label in path)
 
 
-def _flat_scales(space: Space, name: str) -> NDArray[np.float32]:
-    """What each number is multiplied by when a space is flattened: bytes are brought to at most 1, all else stays."""
-    parts = [np.full(spaces.flatdim(leaf), leaf_scale(leaf), np.float32) for _, leaf in leaves_of(space, name)]
-    return np.concatenate([np.empty(0, np.float32), *parts])
-
-
 def observation_border(space: Space, name: str, action: ActionSpec | None = None) -> tuple[ObservationSpec, Convert]:
     """How observations of `space` are stored; `action` says how many numbers a mask in it has to have."""
     if isinstance(space, PictureWithInstruction):
         # Its channels are first, whatever its width.
         return ObservationSpec(space.shape, "uint8", _scale(space), WORDS), _as_it_is
-    scales = _flat_scales(space, name)
+    # What each number is multiplied by when a space is flattened: bytes are brought to at most 1, all else stays.
+    parts = [np.full(spaces.flatdim(leaf), leaf_scale(leaf), np.float32) for _, leaf in leaves_of(space, name)]
+    scales = np.concatenate([np.empty(0, np.float32), *parts])
     _refuse_empty(scales.size, space, name, "observation_space")
     if isinstance(space, spaces.Box):
         return _box_observation(space)

@@ -5,12 +5,13 @@ An episode is a function of its seed and its actions. `Catch` and `DeepSea` foll
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from laser_rl.envs.grid import MIDDLE, SHAPE, VIEW, draw, tile_number
 from laser_rl.envs.records import (
@@ -26,11 +27,13 @@ from laser_rl.envs.records import (
     empty_block,
     seed_of,
 )
-from laser_rl.errors import ConfigError
 
 Floats = NDArray[np.float32]
 Positions = dict[str, Ints]  # what an episode is, one entry a slot
 TaskOutcome = tuple[Positions, Floats, Flags, Flags]  # what a step led to: with rewards, terminated, truncated
+# Options of tasks come from files: `task_of` says which one is wrong.
+CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
+Positive = Annotated[int, Field(ge=1, strict=True)]
 LEFT, RIGHT = 1, 2  # in a TMaze
 PIXELS_PER_CELL = 16
 
@@ -56,14 +59,6 @@ class Task(Protocol):
 
     def draw(self, positions: Positions) -> Floats:
         """The first slot as a board of cells, for people."""
-
-    def _check_whole(self, **least: int) -> None:
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-                raise ConfigError(
-                    f"{type(self).__name__}: expected {name} to be a whole number of {smallest} or more, got {value!r}; correct it"
-                )
 
 
 class TaskEnvironments(Environments):
@@ -175,12 +170,12 @@ class _Board(Task):
         raise NotImplementedError
 
 
-@dataclass
+@dataclass(config=CHECKED)
 class Catch(_Board):
     """A ball falls from a random column; be under it. Actions: left, stay, right; ±1 at the end."""
 
-    rows: int = 10
-    columns: int = 5
+    rows: Positive = 10
+    columns: Positive = 5
     image: bool = False
 
     def __post_init__(self) -> None:
@@ -212,19 +207,18 @@ class Catch(_Board):
         return board
 
 
-@dataclass
+@dataclass(config=CHECKED)
 class DeepSea(_Board):
     """Fall one row a step; only N times "right" reaches the treasure, and each "right" costs 0.01/N. Exploration is all.
 
     Which of the two actions means right differs from cell to cell, by a fixed mask.
     """
 
-    size: int = 10
+    size: Positive = 10
     image: bool = False
     optimal_return = 0.99  # right at every step
 
     def __post_init__(self) -> None:
-        self._check_whole(size=1)
         # The action that means "right", by row and column; the seed is bsuite's.
         self.mask = np.random.default_rng(42).integers(0, 2, (self.size, self.size))
         self.spec = self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
@@ -254,7 +248,7 @@ class DeepSea(_Board):
         return board
 
 
-@dataclass
+@dataclass(config=CHECKED)
 class TMaze(Task):
     """A cue on the first row says which way to turn at the end of a corridor, where nothing shows it any more. Memory is all.
 
@@ -266,7 +260,7 @@ class TMaze(Task):
     with MiniGrid's tasks.
     """
 
-    length: int = 10
+    length: Positive = 10
     one_cue: bool = False
     tiles: bool = False
     optimal_return = 1.0  # turn as the cue said
@@ -274,7 +268,6 @@ class TMaze(Task):
     random_return = 0.0
 
     def __post_init__(self) -> None:
-        self._check_whole(length=1)
         # Seen: cue left, cue right, junction; the corridor shows nothing.
         observation = ObservationSpec(SHAPE, "uint8", 1 / 255) if self.tiles else ObservationSpec((3,))
         self.spec = EnvironmentSpec(f"laser/TMaze-{self.length}", observation, DiscreteActions(3))

@@ -25,7 +25,7 @@ from multiprocessing import Pipe, spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import AF_UNIX, SO_RCVTIMEO, SOCK_STREAM, SOL_SOCKET, fromfd
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from laser_rl.envs.slot import COUNTERS, EXITS, FIRST_PAUSE_S, IDLE, MOST_FAILUR
 from laser_rl.errors import EnvironmentEnded, EnvironmentFailed, EnvironmentRefused
 
 ENTRY = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from {} import main; main()"
-KILL_LIMIT_S, START_LIMIT_S, MESSAGE_LIMIT_S = 10.0, 30.0, 10
+KILL_LIMIT_S, START_LIMIT_S, MESSAGE_LIMIT_S = 30.0, 30.0, 10
 STEP, REBUILD, QUIT = b"s", b"r", b"q"
 DONE, SPEC, WARN, ERROR = b"k", b"c", b"w", b"e"
 PHASE, AT_SLOT, ENTRIES = range(3)
@@ -63,19 +63,16 @@ class ProcessLimits:
         return (step_s, self.constructor_s, self.reset_s, step_s, step_s + LONGEST_PAUSE_S)[phase]  # as `DOING`
 
 
-def start_python(
-    module: str, arguments: Sequence[str], handles: Sequence[int], output: IO[bytes] | None = None
-) -> subprocess.Popen[bytes]:
+def start_python(module: str, arguments: Sequence[str], handles: Sequence[int], **how: Any) -> subprocess.Popen[bytes]:
     """Run `main` of one of our modules in a fresh interpreter that leads a process group and inherits these file handles."""
     path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
+    env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+    settled: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": env, **how}
     return subprocess.Popen(  # noqa: S603  (our own interpreter and our own code)
         [sys.executable, "-c", ENTRY.format(module), *arguments, path],
         pass_fds=handles,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        process_group=0,  # Ctrl-C is for us to handle, and what the environment starts can be killed with it
-        env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ},
+        process_group=0,  # Ctrl-C is for us to handle, and what the process starts can be killed with it
+        **settled,
     )
 
 

@@ -8,7 +8,6 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -220,7 +219,7 @@ class History:
         seen = dict.fromkeys(chain.from_iterable(rows[:: max(1, len(rows) // 50)]))
         seen |= dict.fromkeys(rows[-1])
         table = self._tables.setdefault((kind, member), Table())
-        shown = [name for name in seen if _is_shown(kind, name)]
+        shown = [name for name in seen if _SHOWN[kind].fullmatch(name)]
         too_many = [name for name in shown if name not in table.names][_MOST_NAMES - len(table.names) :]
         values = {name: _column(rows, name) for name in shown if name not in too_many}
         table.append(_column(rows, "step"), _column(rows, "update"), _column(rows, "time"), values)
@@ -234,11 +233,6 @@ class History:
         every = np.concatenate([[last], np.clip(values[np.isfinite(values)], 0, _LARGEST)])
         ended = every[:-1][np.diff(every) < 0].sum()  # of sessions before the last: the counter falls where one begins
         self._counted[member, name] = (past + int(ended), float(every[-1]))
-
-
-@lru_cache(maxsize=4096)
-def _is_shown(kind: str, name: str) -> bool:
-    return _SHOWN[kind].fullmatch(name) is not None
 
 
 def _column(rows: list[Row], name: str) -> Array:

@@ -34,11 +34,6 @@ class Film(NamedTuple):
     by: str | None = None
 
 
-def film_name(step: int, member: int | None = None) -> str:
-    """What training calls a film."""
-    return f"step-{step:012d}{'' if member is None else f'-member-{member:02d}'}.mp4"
-
-
 def facts_path(video: Path) -> Path:
     return video.with_suffix(".json")
 
@@ -74,14 +69,9 @@ def best(found: Sequence[Film]) -> Film | None:
     return max(known, key=lambda one: one.total or 0.0, default=None)
 
 
-def filmed_until(run_dir: str | Path, step: int) -> int:
-    """The last step up to `step` that training has filmed; 0 if none. Later films show steps that a resumed run repeats."""
-    return max((one.step for one in _by_training(run_dir) if one.step is not None and one.step <= step), default=0)
-
-
 def prune(run_dir: str | Path, keep: int) -> None:
     """Remove all films of training but the last `keep` and the best of each task; `keep` 0 removes them all."""
-    made = sorted(_by_training(run_dir), key=lambda one: -(one.step or 0))
+    made = sorted(by_training(run_dir), key=lambda one: -(one.step or 0))
     leaders = [best([one for one in made if one.task == task]) for task in {one.task for one in made}] if keep else []
     for one in made[keep:]:
         if one not in leaders:
@@ -98,7 +88,7 @@ def remove_unfinished(run_dir: str | Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _by_training(run_dir: str | Path) -> list[Film]:
+def by_training(run_dir: str | Path) -> list[Film]:
     return [one for one in films(run_dir, elsewhere=True) if one.by == BY_TRAINING]
 
 

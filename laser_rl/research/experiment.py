@@ -92,7 +92,7 @@ def changed(sweep: SweepConfig, settings: Mapping[str, Any]) -> SweepConfig:
     taken = {full_name(name) for member in sweep.settings for name in member} & set(map(full_name, settings))
     if taken:
         raise ConfigError(f"members differ in {', '.join(sorted(taken))}, so the base cannot change that; leave it out")
-    return sweep.model_copy(update={"base": override(sweep.base, dict(settings))})
+    return sweep.with_base(settings)
 
 
 @validated_dataclass(frozen=True)

@@ -37,7 +37,7 @@ from laser_rl.envs.worker import die_with
 from laser_rl.errors import ConfigError, UserError, require_modules
 from laser_rl.metrics.log import MetricsLog, read
 from laser_rl.metrics.machine import machine
-from laser_rl.metrics.rows import Row
+from laser_rl.metrics.rows import Kind
 from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, experiment_of, planned, suite_of
 from laser_rl.research.pages import ABOUT, CURVES, TIMES, About, report, table, verdict_table, write_index
 from laser_rl.research.protocol import curve_lines
@@ -226,7 +226,20 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
     """Run a sweep to its end, in one thread or, with a directory, as `laser sweep` does; returns a line a bucket."""
     torch.set_num_threads(1)
     require_memory(sweep)
-    rows = _in_one_thread(sweep) if directory is None else _in_directory(sweep, directory)
+    kinds: tuple[Kind, ...] = ("episode", "train")
+    if directory is None:
+        with tempfile.TemporaryDirectory(prefix="laser-experiment-") as folder, closing(MetricsLog(folder)) as log:
+            trainer = prepare(sweep, sinks=[log])
+            with closing(trainer.group):
+                act_and_learn(trainer)
+                trainer.report()
+            rows = read(folder, kinds)
+    else:
+        with closing(RunDirectory(directory, sweep)) as opened:
+            end = train(sweep, opened, sinks=[opened.log])
+        if end.interrupted is not None:
+            raise KeyboardInterrupt(end.interrupted)  # not an error of this run: the others must not go on either
+        rows = read(directory, kinds)
     tasks = tuple(tasks_of(sweep.base.environment.id))
     return curve_lines(
         rows,
@@ -235,23 +248,6 @@ def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = Non
         bucket_steps=bucket_steps,
         tasks=tasks if len(tasks) > 1 else (),
     )
-
-
-def _in_one_thread(sweep: SweepConfig) -> Sequence[Row]:
-    with tempfile.TemporaryDirectory(prefix="laser-experiment-") as folder, closing(MetricsLog(folder)) as log:
-        trainer = prepare(sweep, sinks=[log])
-        with closing(trainer.group):
-            act_and_learn(trainer)
-            trainer.report()
-        return read(folder, ("episode", "train"))
-
-
-def _in_directory(sweep: SweepConfig, path: Path) -> Sequence[Row]:
-    with closing(RunDirectory(path, sweep)) as directory:
-        end = train(sweep, directory, sinks=[directory.log])
-    if end.interrupted is not None:
-        raise KeyboardInterrupt(end.interrupted)  # not an error of this run: the others must not go on either
-    return read(path, ("episode", "train"))
 
 
 def read_part(path: Path) -> tuple[list[dict[str, Any]], float, str]:

@@ -144,14 +144,10 @@ def results_of(lines: Iterable[Mapping[str, str]]) -> Results:
     results: Results = {}
     for (task, condition, seed), points in runs.items():
         mean, best = np.array(points).T
-        results.setdefault(task, {}).setdefault(condition, {})[seed] = statistics_of(mean, best)
+        last = max(1, round(END_SHARE * len(mean)))
+        values: Values = {"whole run": mean_of(mean), "end": mean_of(mean[-last:]), "best": mean_of(best[-last:])}
+        results.setdefault(task, {}).setdefault(condition, {})[seed] = values
     return results
-
-
-def statistics_of(mean: Floats, best: Floats) -> Values:
-    """Of one run's curves, those of the mean and of the best member by bucket."""
-    last = max(1, round(END_SHARE * len(mean)))
-    return {"whole run": mean_of(mean), "end": mean_of(mean[-last:]), "best": mean_of(best[-last:])}
 
 
 def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Results) -> list[Judged]:

@@ -67,7 +67,7 @@ def examine(order: Order, say: Callable[[str], None] = lambda stage: None) -> Ex
     pipe, theirs = Pipe(duplex=False)
     arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(asdict(order))]
     with pipe, tempfile.TemporaryFile() as output:  # what a user prints is not our table
-        process = start_python("laser_rl.tools.check_process", arguments, (theirs.fileno(),), output)
+        process = start_python(__name__, arguments, (theirs.fileno(),), stdout=output, stderr=output)
         theirs.close()
         try:
             while pipe.poll(order.limit):

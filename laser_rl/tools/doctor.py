@@ -105,14 +105,15 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def worker() -> Probe:
-    from laser_rl.envs.make import make_environments  # noqa: PLC0415 - imports Gymnasium
+    from laser_rl.envs.construct import constructor  # noqa: PLC0415 - imports Gymnasium
+    from laser_rl.envs.pool import PoolEnvironments  # noqa: PLC0415
     from laser_rl.envs.worker import ProcessLimits  # noqa: PLC0415
     from laser_rl.errors import UserError  # noqa: PLC0415
 
-    start = time.perf_counter()
+    start, make = time.perf_counter(), constructor("CartPole-v1", {})
     limits = ProcessLimits(WORKER_LIMIT_S, WORKER_LIMIT_S, WORKER_LIMIT_S)
     try:
-        made = make_environments("CartPole-v1", slots=1, seed=0, placement="process", workers=1, limits=limits)
+        made = PoolEnvironments(make, slots=1, seed=0, workers=1, limits=limits)
         with contextlib.closing(made) as environments:
             environments.reset()
             seconds = time.perf_counter() - start

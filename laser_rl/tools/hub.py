@@ -7,6 +7,7 @@ import contextlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,6 @@ from laser_rl.trust import PROMISE
 from laser_rl.view.report import report
 
 AGENT, CARD, REPORT = "agent.safetensors", "README.md", "report.html"
-_FILES = f"""- `{AGENT}`: network and settings, for `LASER.load`
-- `{CHECKPOINTS}/`: the whole checkpoint but its replay; the folder is a run directory for `laser evaluate` and `laser enjoy`
-- `{REPORT}`: curves and tables"""
 
 
 def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
@@ -49,25 +47,23 @@ def write_folder(source: Source, folder: Path, repo_id: str) -> list[Path]:
 def model_card(source: Source, repo_id: str) -> str:
     """What a visitor reads: what it is, its score with its interval, how to load it."""
     rows = [row for row in read(source.run_dir, ["evaluation"]) if source.member in {None, row.get("member")}]
-    environment, score = source.trained.environment.id, rows[-1] if rows else None
-    whose = "" if source.member is None else f", member {source.member} of a sweep"
-    head = yaml.safe_dump(_head(environment, score), sort_keys=False)
-    made = (
-        f"An agent trained with laser-rl {__version__} by off-policy actor-critic with shared experience replay "
-        f"([arXiv 1909.11583](https://arxiv.org/abs/1909.11583)): {source.trained.steps:,} steps{whose}, "
-        f"recipe `{source.trained.config.recipe}`, seed {source.trained.config.run.seed}."
+    trained, score = source.trained, rows[-1] if rows else None
+    return (
+        resources.files("laser_rl.tools")
+        .joinpath("data", "model_card.template")
+        .read_text("utf-8")
+        .format(
+            head=yaml.safe_dump(_head(trained.environment.id, score), sort_keys=False),
+            environment=trained.environment.id,
+            version=__version__,
+            steps=trained.steps,
+            whose="" if source.member is None else f", member {source.member} of a sweep",
+            config=trained.config,
+            score=_score(score),
+            repo_id=repo_id,
+            promise=PROMISE,
+        )
     )
-    loading = f'import laser_rl\n\nagent = laser_rl.load_from_hub("{repo_id}")\nprint(agent.evaluate(episodes=20))'
-    lines = [
-        f"---\n{head}---",
-        f"# LASER on {environment}",
-        made,
-        f"## Score\n\n{_score(score)}",
-        f"## How to load it\n\n`pip install 'laser-rl[hub]'`, then:\n\n```python\n{loading}\n```",
-        f"## Files\n\n{_FILES}",
-        PROMISE,
-    ]
-    return "\n\n".join(lines) + "\n"
 
 
 def _head(environment: str, score: Mapping[str, Any] | None) -> dict[str, Any]:

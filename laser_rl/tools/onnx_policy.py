@@ -9,6 +9,7 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,16 +40,7 @@ SLOTS = 8
 TOLERANCE = 1e-4  # of parameters, values and states; relative where they are above 1
 _TRACED = 2  # rows; a batch of one would be taken for a constant
 _MOST_SAID = 400  # letters of an exporter's error
-HOW_TO_CALL = """\
-A policy trained by laser-rl. Every input and output has a leading batch dimension; pass 1 for one environment.
-observation: as the environment gives it after laser-rl's wrappers; bytes are scaled inside. Pictures are stacked along
-their channels, oldest first, with zeros before an episode's first frame. A Dict or Tuple is one vector, in Gymnasium's order,
-its bytes divided by their upper bound. A mask of actions follows as the last numbers of that vector: 1 where an action is legal.
-action: the likeliest one, as the environment takes it; several choices or numbers are flat. To sample instead, use logits and add the
-first number of each choice (start in laser_rl.action); or use mean and log_std, then squash into the bounds as laser_rl.action says.
-With a memory: state is zeros before the first row of an episode, then next_state of the row before; is_first is true on that first row.
-last_action is the action that was taken at the row before (real-valued: the mean, or the sample, before it is squashed), last_reward the
-raw reward that it brought; both are ignored on a first row."""
+HOW_TO_CALL = resources.files("laser_rl.tools").joinpath("data", "onnx_how_to_call.txt").read_text("utf-8").rstrip()
 _UNUSED = torch.Generator()  # the likeliest action needs no random numbers
 
 

@@ -18,10 +18,8 @@ from torch import Tensor
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.parallel import ALONE, Team
-from laser_rl.config import Config, EnvironmentConfig, override
-from laser_rl.envs.make import make_environments
-from laser_rl.envs.records import Environments, EnvironmentSpec
-from laser_rl.envs.worker import ProcessLimits
+from laser_rl.config import Config, override
+from laser_rl.envs.records import EnvironmentSpec
 from laser_rl.errors import ConfigError, UserError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import TorsoSource, build_network, family_of, parameter_count
@@ -72,13 +70,9 @@ class Member:
         self.acting = self.learner.network
 
     def close(self) -> None:
-        self.environments.close()
+        self.actor.environments.close()
         if self.ranks is not None:
             self.ranks.close()
-
-    @property
-    def environments(self) -> Environments:
-        return self.actor.environments
 
 
 def stores_of(members: Iterable[Member]) -> list[Replay]:
@@ -149,23 +143,6 @@ def keep_in_step(member: Member) -> None:
     if member.mixer.filled != member.learner.version:
         member.mixer.restart()
         member.mixer.filled = member.learner.version
-
-
-def open_environments(
-    source: EnvironmentSource, config: EnvironmentConfig, *, seed: int, lockstep: bool, slots: int | None = None
-) -> Environments:
-    return make_environments(
-        source,
-        slots=slots or config.slots,
-        seed=seed,
-        placement=config.placement,
-        workers=config.workers or None,
-        options=config.options if isinstance(source, str) else None,  # else they only say how to make another
-        atari=config.atari,
-        limits=ProcessLimits(config.step_timeout_s, config.reset_timeout_s),
-        on_bad_value=config.on_bad_value,
-        lockstep=lockstep,
-    )
 
 
 def batch_of(member: Member) -> Batch:

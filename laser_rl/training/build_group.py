@@ -12,6 +12,7 @@ from laser_rl.agent.loss import ROWWISE
 from laser_rl.agent.parallel import ALONE
 from laser_rl.agent.policy import Policy
 from laser_rl.config import Config, full_name
+from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import Environments, EnvironmentSpec
 from laser_rl.errors import ConfigError
 from laser_rl.networks.build import TorsoSource, family_of
@@ -53,7 +54,7 @@ def build_group(
             config = sweep.base
             seed, lockstep = build.derive(config.run.seed, f"environments{after}"), config.run.runtime == "serial"
             what = config.environment.id if source is None else source
-            opened = build.open_environments(what, config.environment, seed=seed, lockstep=lockstep)
+            opened = make_environments(what, config.environment, seed=seed, lockstep=lockstep)
             failed.callback(opened.close)
         spec = None if opened is None else opened.spec
         members = build_members(sweep, source, torso, numbers=numbers, stores=stores, spec=spec, failed=failed)
@@ -164,7 +165,7 @@ def _vectorized(sweep: SweepConfig, members: Sequence[build.Member], after: str)
     stack = VectorizedLearners([member.learner for member in members])
     policy = StackedPolicy(stack, slots, seed=build.derive(seed, f"actions{after}"))
     seed, config = build.derive(seed, f"environments{after}"), first.config.environment
-    environments = build.open_environments(first.source, config, seed=seed, lockstep=True, slots=slots * len(members))
+    environments = make_environments(first.source, config, seed=seed, lockstep=True, slots=slots * len(members))
     actor = Actor(environments, policy, first.layout, member=np.repeat([one.number for one in members], slots))
     for member in members:
         member.actor = actor
@@ -189,7 +190,7 @@ def _sequential(
             config, environments = member.config, opened
             if environments is None:
                 seed = build.derive(config.run.seed, f"environments{after}")
-                environments = build.open_environments(member.source, config.environment, seed=seed, lockstep=lockstep)
+                environments = make_environments(member.source, config.environment, seed=seed, lockstep=lockstep)
                 failed.callback(environments.close)
             if threaded or (gpu and not sweep.single):
                 member.acting = build.acting_copy(member)

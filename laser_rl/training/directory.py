@@ -64,7 +64,8 @@ class RunDirectory:
         except BaseException:
             self._lock.release()
             raise
-        self._segments: dict[int, saving.Segments] = {}
+        # By store; those of a cluster's shards are put here from outside.
+        self.segments: dict[int, saving.Segments] = {}
 
     def save(self, trainer: Trainer) -> Path:
         """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
@@ -76,7 +77,7 @@ class RunDirectory:
         step, tensors = run.steps, {member_name(number): flat(state.tensors) for number, state in enumerate(states)}
         try:
             replays = [self._files_of(number, store).write(store) for number, store in enumerate(run.stores)]
-            segments = [entry for files in self._segments.values() for entry in files.entries]
+            segments = [entry for files in self.segments.values() for entry in files.entries]
             numbers = {"members": [state.numbers for state in states], "trainer": run.state_dict()}
             state = {**numbers, "replays": replays, SETTINGS: described(self.settings)}
             snapshot = Snapshot(step=step, tensors={**actors, **tensors}, state=state, segments=segments)
@@ -85,7 +86,7 @@ class RunDirectory:
         except BaseException as error:
             with contextlib.suppress(OSError):
                 checkpoint.remove_unnamed(self.path)
-            for files in self._segments.values():
+            for files in self.segments.values():
                 files.revert()
             if isinstance(error, OSError) and is_full(error):
                 raise saving.NoSpace(self.path, step, error) from error
@@ -132,12 +133,8 @@ class RunDirectory:
         self.log.close()
         self._lock.release()
 
-    def keep(self, store: int, files: saving.Segments) -> None:
-        """Put files of a store that another process writes into every checkpoint from now on; they go back with one that fails."""
-        self._segments[store] = files
-
     def _files_of(self, number: int, store: Replay) -> saving.Segments:
-        return self._segments.setdefault(number, saving.Segments(self.path, store.layout, number))
+        return self.segments.setdefault(number, saving.Segments(self.path, store.layout, number))
 
 
 def _require_usable(path: Path, settings: str | None, *, fresh: bool) -> None:

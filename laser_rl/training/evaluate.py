@@ -20,6 +20,7 @@ from laser_rl.checkpoint.snapshot import ReplayCheck, grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.disk import write_bytes
 from laser_rl.envs.dmlab import evaluation_options
+from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec, write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, DamagedRun, shortened
@@ -128,7 +129,7 @@ def newest(run_dir: Path, replay: ReplayCheck = "unread") -> Loaded:
 
 def spec_of(source: build.EnvironmentSource, config: Config) -> EnvironmentSpec:
     """What an environment looks like; it is opened once to be looked at, in as few slots as it can be."""
-    environments = build.open_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
+    environments = make_environments(source, config.environment, seed=0, lockstep=True, slots=task_count(source))
     environments.close()
     return environments.spec
 
@@ -177,7 +178,7 @@ def evaluate(
     slots = build.slots_of(source) or min(episodes, max(1, SLOTS // tasks) * tasks)
     options = evaluation_options(source, trained.environment.options)
     settings = trained.environment.model_copy(update={"options": options})
-    environments = build.open_environments(source, settings, seed=seed, lockstep=True, slots=slots)
+    environments = make_environments(source, settings, seed=seed, lockstep=True, slots=slots)
     with contextlib.closing(environments):
         spec, known = environments.spec, trained.spec
         if (spec.observation, spec.action) != (known.observation, known.action):

@@ -56,14 +56,17 @@ def read_sweep(path: Path, *, used: bool = True) -> SweepConfig:
         raise ConfigError(f"{file} cannot be used: it holds {type(values).__name__}, expected settings")
     if used:
         trust.note(values, file)
-    return _settings_in(file, values)
+    try:
+        return _settings_in(file, values)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def _settings_in(file: Path, values: Mapping[str, Any]) -> SweepConfig:
     if file.name == CONFIG or "base" not in values:
         return SweepConfig(base=validated(values))
     if values.get("format") != FORMAT:
-        raise ConfigError(f"{file} is of another format than {FORMAT}; please upgrade laser-rl")
+        raise ConfigError(f"format is {values.get('format')}, expected {FORMAT}; please upgrade laser-rl")
     return sweep_from({name: value for name, value in values.items() if name not in {"format", "recipe", "settings"}})
 
 

@@ -23,7 +23,7 @@ from laser_rl.envs.masks import MaskInObservation, in_space
 from laser_rl.envs.records import DiscreteActions
 from laser_rl.envs.scores import tasks_of
 from laser_rl.envs.spaces import spec_of
-from laser_rl.errors import ConfigError, MissingExtra, UserError
+from laser_rl.errors import ConfigError, MissingExtra, UserError, require_modules
 from laser_rl.metrics.videos import facts_path
 from laser_rl.training.evaluate import Trained
 
@@ -152,10 +152,9 @@ def _picture(env: Env) -> Frame:
 
 def _write_mp4(path: Path, frames: Iterator[Frame], frames_per_second: float) -> None:
     """Run ffmpeg ourselves: `imageio` does not tell its exit status, by which a file that was cut short is known."""
-    try:
-        import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: PLC0415
-    except ImportError:
-        raise MissingExtra("writing an mp4", "video") from None
+    require_modules("writing an mp4", "video", "imageio_ffmpeg")
+    import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: PLC0415
+
     first = next(frames)
     # h264 in yuv420p with its index in front: what every browser plays, and begins to play before it has all of it. It stores colour for
     # blocks of 2 × 2, so an odd height or width is padded.

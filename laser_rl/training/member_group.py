@@ -216,5 +216,5 @@ class MemberGroup:
         return lost
 
     def close(self) -> None:
-        for member in {id(one.environments): one for one in self.members}.values():
+        for member in {id(one.actor): one for one in self.members}.values():
             member.close()

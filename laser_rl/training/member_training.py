@@ -180,7 +180,7 @@ class MemberTraining:
         seconds = max(now - self._logged_at, 1e-9)
         updates_per_second = (self.update - self._logged_updates) / seconds
         # Members side by side share one set of environments, and have some of its slots each.
-        survived = member.environments.counters(np.flatnonzero(member.actor.member == member.number))
+        survived = member.actor.environments.counters(np.flatnonzero(member.actor.member == member.number))
         loss, replay, replayed = member.config.loss, member.replay, dict[str, float]()
         if replay is not None:
             fill = replay.steps / member.config.replay.capacity_steps
@@ -261,14 +261,11 @@ class MemberTraining:
         return Standing(self.member.number, self.steps, self.window.episodes, score)
 
     def result(self, settings: dict[str, Any]) -> MemberResult:
-        member, learner = self.member, self.member.learner
+        learner = self.member.learner
+        config = self.member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
         return MemberResult(
-            network=learner.network,
-            config=member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates}),
-            spec=member.spec,
-            source=member.source,
-            steps=self.steps,
-            number=member.number,
+            **{**vars(trained_of(self.member, self.steps)), "config": config},
+            number=self.member.number,
             settings=settings,
             updates=self.update,
             return_mean=self.window.numbers().get("return_mean"),

@@ -145,9 +145,7 @@ class PbtState:
             self.decided_at[row.member] = int(row.episodes)
             chance, *moves = self.random.random(1 + len(self.tuned)).tolist()
             peers = sorted(donors - {row.member})
-            if not peers:
-                continue
-            donor = peers[int(chance * len(peers))]
+            donor = peers[int(chance * len(peers))] if peers else row.member
             if not scores[donor] > scores[row.member] + config.margin:
                 if not config.move_always:
                     continue

@@ -6,13 +6,13 @@ import json
 import logging
 import mmap
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from laser_rl.envs.worker import die_with, end_group, start_python
 from laser_rl.errors import ConfigError, EnvironmentEnded, UserError
 from laser_rl.training.stop import deaf
 
@@ -20,12 +20,6 @@ log = logging.getLogger("laser_rl.training")
 MOST_RESTARTS = 5  # without a step of its members in between
 ENVIRONMENT_ENDED = 6  # the status of a process whose environment asked the program to end
 IN_VAIN = frozenset({0, ConfigError.exit_status, ENVIRONMENT_ENDED})  # another start would end in the same way
-# A child is nice and dies with its parent from the first moment on, not only after the seconds that torch takes to be imported.
-ENTRY = (
-    "import os, sys; parent, nice, start = map(int, sys.argv[1:]); os.nice(nice); "
-    "from laser_rl.envs.worker import die_with; die_with(parent); "
-    "from laser_rl.training.process_handle import run_child; run_child('{}', start)"
-)
 
 
 class ProcessDied(UserError):
@@ -47,13 +41,9 @@ def start_child(
     with os.fdopen(os.memfd_create("laser-start"), "wb") as file:  # not a pipe: a large sweep would not fit into it
         file.write(json.dumps(start).encode())
         file.flush()
-        return subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
-            [sys.executable, "-c", ENTRY.format(module), str(os.getpid()), str(nice), str(file.fileno())],
-            pass_fds=[*files, file.fileno()],
-            process_group=0,  # Ctrl-C is for the parent to handle
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), **(env or {})},
-            **pipes,
-        )
+        arguments = [str(os.getpid()), str(nice), module, str(file.fileno())]
+        handles = [*files, file.fileno()]
+        return start_python(__name__, arguments, handles, env={**os.environ, **(env or {})}, **pipes)
 
 
 def shared_memory(name: str, size: int, handle: int | None) -> tuple[int, mmap.mmap]:
@@ -63,8 +53,13 @@ def shared_memory(name: str, size: int, handle: int | None) -> tuple[int, mmap.m
     return file, mmap.mmap(file, size)
 
 
-def run_child(module: str, start: int) -> NoReturn:
-    """The main function of a child: errors that a user can act on become a line and a status."""
+def main() -> NoReturn:
+    """Of every child: errors that a user can act on become a line and a status."""
+    parent, nice, module, file = sys.argv[1:]
+    start = int(file)
+    # From the first moment on, not only after the seconds that torch takes to be imported.
+    os.nice(int(nice))
+    die_with(int(parent))
     deaf()
     logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
     what = json.loads(os.pread(start, os.fstat(start).st_size, 0))
@@ -83,13 +78,6 @@ def end_at_once(status: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):  # the parent may be gone
             stream.flush()
     os._exit(status)
-
-
-def kill_tree(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait(30.0)
 
 
 class ProcessHandle:
@@ -134,4 +122,4 @@ class ProcessHandle:
         self._launch()
 
     def kill(self) -> None:
-        kill_tree(self._process)
+        end_group(self._process)

@@ -33,13 +33,14 @@ from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config, override, validated
 from laser_rl.envs.construct import stored_name
 from laser_rl.envs.records import EnvironmentSpec, carve, read_spec, size_of, write_spec
+from laser_rl.envs.worker import end_group
 from laser_rl.errors import ConfigError
 from laser_rl.gpu_streams import own_stream
 from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.replay.memory_layout import Parts, shape_of, views
 from laser_rl.training.build import RankLost, build_learner, layout_of, threads_of
 from laser_rl.training.member_group import PinnedBatch
-from laser_rl.training.process_handle import kill_tree, shared_memory, start_child
+from laser_rl.training.process_handle import shared_memory, start_child
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, SAY_AFTER_S, StallWarning
 from laser_rl.types import Batch, UnrollLayout
 
@@ -306,7 +307,7 @@ class Ranks:
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1 if self._lost else END_S)  # the others wait for one that will not come
-            kill_tree(process)
+            end_group(process)
         self.team.close()
         self._watching.join(END_S)
         # Not the meeting's: torch opens it by its number once more when the last trace of the group is gone, whenever that is. With

@@ -136,7 +136,9 @@ class VideoRecorder:
         step = checkpoint.newest_step(self.run_dir)
         if step is None:
             return
-        before = max(videos.filmed_until(self.run_dir, step), self._tried if self._tried <= step else 0)
+        # Later films show steps that a resumed run repeats.
+        filmed = [self._tried, *(one.step or 0 for one in videos.by_training(self.run_dir))]
+        before = max((one for one in filmed if one <= step), default=0)
         if step <= before or (step // self.every == before // self.every and not last):
             return
         self._tried = step
@@ -161,9 +163,10 @@ class VideoRecorder:
         trained = load_trained(self.run_dir, member)
         torch.set_num_threads(1)
         step, tasks = trained.steps, list(tasks_of(trained.environment.id))
+        whose = "" if member is None else f"-member-{member:02d}"
         film(
             trained,
-            self.run_dir / videos.FOLDER / videos.film_name(step, member),
+            self.run_dir / videos.FOLDER / f"step-{step:012d}{whose}.mp4",
             task=tasks[step // self.every % len(tasks)],
             seed=derive(trained.config.run.seed, f"video/{step}") % 2**31,
             max_steps=100_000,

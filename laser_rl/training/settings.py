@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from laser_rl.config import Config, CountOrNone, Frozen, ReplayConfig, RunConfig, full_name, override, problems, unknown
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import ConfigError, suggestion
+from laser_rl.errors import THEIRS, ConfigError, called_here, suggestion
 from laser_rl.training.pbt import PbtConfig, require_real
 from laser_rl.training.search import SearchConfig
 
@@ -110,7 +110,8 @@ def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple
     """ConfigError where a difference would make members' unrolls unfit for one replay, or their speeds unequal."""
     configs = []
     for k, own in enumerate(settings):
-        configs.append(override(override(base, own), {"run.seed": member_seed(base.run.seed, k)}))
+        # By a hash: sweeps with neighbouring seeds share none.
+        configs.append(override(override(base, own), {"run.seed": _number(f"{base.run.seed}/member/{k}") >> 1}))
         named: dict[str, str] = {}
         for name in own:
             full = full_name(name)
@@ -122,11 +123,6 @@ def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple
                 raise ConfigError(f"member {k}: {named[full]} and {name} are the same setting; give one of them")
             named[full] = name
     return tuple(configs)
-
-
-def member_seed(seed: int, member: int) -> int:
-    """Sweeps with neighbouring seeds share none."""
-    return _number(f"{seed}/member/{member}") >> 1
 
 
 def _number(key: str) -> int:
@@ -224,6 +220,10 @@ class SweepConfig(Frozen):
             base = override(base, {"replay.fraction": 0.0, "loss.batch_unrolls": online})
         return (base,) if self.single else member_configs(base, self.settings)
 
+    def with_base(self, settings: Mapping[str, Any]) -> "SweepConfig":
+        """A copy with other settings of the base, by name."""
+        return self.model_copy(update={"base": override(self.base, settings)})
+
 
 def with_source(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """A sweep's values with others over them; what members differ in is replaced as a whole."""
@@ -253,7 +253,10 @@ def _unknown(name: str) -> str:
     if section == "base" and own:  # one of a run's settings
         return unknown(own)
     known = (PbtConfig if section == "pbt" and own else SweepConfig).model_fields
-    return f"there is no setting {name!r} of a sweep; {suggestion(name.rpartition('.')[2], known)}"
+    hint = suggestion(
+        name.rpartition(".")[2], known, f"there are {', '.join(known)}; settings of all members go under 'base:'"
+    )
+    return f"there is no setting {name!r} of a sweep; {called_here(name) if name in THEIRS else hint}"
 
 
 @dataclass(frozen=True)
@@ -270,8 +273,3 @@ def cluster_of(address: str | None, runners: int) -> ClusterSettings | None:
             f"{runners} runners a member were asked for, but no cluster; add --cluster auto, or leave out --cluster-runners"
         )
     return None if address is None else ClusterSettings(address, runners)
-
-
-def free_running(sweep: SweepConfig) -> SweepConfig:
-    """A sweep whose members do not take turns: on a cluster, the default."""
-    return sweep.model_copy(update={"base": override(sweep.base, {"run.runtime": "local"})})

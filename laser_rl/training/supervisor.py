@@ -21,7 +21,6 @@ from laser_rl import checkpoint
 from laser_rl.checkpoint import Loaded
 from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import grouped, member_name
-from laser_rl.config import override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
 from laser_rl.metrics.rows import Kind, Value
@@ -329,5 +328,4 @@ def _within(sweep: SweepConfig, cores: int) -> SweepConfig:
     """For one of several processes: emulators that would take all cores of the machine have so many threads, or workers."""
     environment = sweep.base.environment
     workers, threads = environment.workers or min(cores, environment.slots), environment.atari.threads or cores
-    own = {"environment.workers": workers, "environment.atari.threads": threads}
-    return sweep.model_copy(update={"base": override(sweep.base, own)})
+    return sweep.with_base({"environment.workers": workers, "environment.atari.threads": threads})

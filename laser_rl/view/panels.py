@@ -167,10 +167,6 @@ def _lineage(subject: Subject, asked: Asked) -> Data:
     return {"members": count, "end": end, "pieces": pieces, "copies": exploits[-500:]}
 
 
-def _copy_sentences(subject: Subject, asked: Asked) -> Data:
-    return {"sentences": [_sentence(one) for one in reversed(copies(subject.rows)[-_MOST_COPIES:])]}
-
-
 def _trials(subject: Subject, asked: Asked) -> Data:
     found = trials(subject.rows, subject.members)
     names = list(dict.fromkeys(name for one in found for name in one.settings))
@@ -249,7 +245,7 @@ PANELS: dict[str, Callable[[Subject, Asked], Data]] = {
     "ages": partial(_shared, _QUARTERS, ("replay_age_updates", "mean age")),
     "fill": partial(_shared, {"replay_fill": "replay"}, ("replay_fill", "replay")),
     "lineage": _lineage,
-    "copies": _copy_sentences,
+    "copies": lambda subject, _: {"sentences": [*map(_sentence, reversed(copies(subject.rows)[-_MOST_COPIES:]))]},
     "trials": _trials,
     "settings": lambda subject, asked: scatter([subject], (), asked),
     **{name: partial(_trained, names) for name, names in TRAINED.items()},

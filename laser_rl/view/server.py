@@ -60,10 +60,6 @@ def live_summary(run: ViewedRun | ViewedComparison) -> Data:
         return {**overview(subjects), "run": run.number, "known": round(known, 3)}
 
 
-def live_details(run: ViewedRun) -> Data:
-    return details(run.subject(), run.videos())
-
-
 def _live_panel(run: ViewedRun | ViewedComparison, name: str, asked: Asked) -> Data:
     if isinstance(run, ViewedRun) and name in PANELS:
         return PANELS[name](run.subject(), asked)
@@ -101,7 +97,7 @@ class _Pages:
         return await self._answer(self._chosen(request), "summary", live_summary)
 
     async def _details(self, request: Request) -> Response:
-        return await self._answer(self._run(request), "details", live_details)
+        return await self._answer(self._run(request), "details", lambda run: details(run.subject(), run.videos()))
 
     async def _panel(self, request: Request) -> Response:
         name, query = request.path_params["panel"], request.query_params

@@ -164,6 +164,12 @@ def test_help_shows_what_is_used_and_help_all_everything_as_the_settings_say(com
             assert text.endswith(f"(default: {field.default})")
 
 
+def test_help_names_the_words_that_a_flag_takes(capsys):
+    text = helped(capsys, "sweep", "--help")
+    assert "--search {optuna}" in text
+    assert "{auto,on,off}" in helped(capsys, "sweep", "--help-all")
+
+
 @pytest.mark.parametrize(
     "arguments", [["train", "--help"], ["train", "--help-all"], ["sweep", "--help"], ["resume", "-h"]]
 )

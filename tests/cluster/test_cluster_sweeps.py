@@ -8,6 +8,8 @@ from laser_rl.cluster.supervisor import LockStep
 from laser_rl.metrics.log import read
 from laser_rl.training.launch import train
 from laser_rl.training.pbt import PbtConfig
+from laser_rl.training.search import SearchConfig
+from laser_rl.training.settings import LogUniform, SweepConfig
 from tests.cluster.raylets import needs_ray, three_raylets
 from tests.cluster.sweeps import finished, hashes, on_cluster, small_sweep
 from tests.learning.test_learning import SPARSE
@@ -39,6 +41,18 @@ def test_in_lock_step_three_members_end_with_the_parameters_of_one_machine(rayle
     assert [member.evaluation.mean for member in there.members] == [member.evaluation.mean for member in one.members]
     assert there.exploits == one.exploits
     assert bool(one.exploits) == (pbt is not None)
+
+
+def test_in_lock_step_a_search_tries_there_what_it_tries_here(raylets, tmp_path):
+    base = small_sweep(runtime="serial", **IN_STEP).base
+    space = {"learning_rate": LogUniform(low=1e-4, high=1e-1)}
+    search = SearchConfig(trials=7, trial_steps=100, looks=4)
+    config = SweepConfig(base=base, random=space, draws=3, search=search, stack="off")
+    one, there = train(config), on_cluster(config, tmp_path)
+    assert [exploit.trial for exploit in one.exploits] == list(range(3, 3 + len(one.exploits)))
+    assert len(one.exploits) >= 2
+    assert there.exploits == one.exploits
+    assert hashes(there) == hashes(one)
 
 
 def test_lock_step_can_fail(raylets, tmp_path, monkeypatch):

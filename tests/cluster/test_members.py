@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from laser_rl.cluster import calls, channels, placement
 from laser_rl.cluster.calls import ActorGone, Answer, AnswerLost
@@ -55,6 +56,20 @@ class Post:
         while (taken := self.inbox.take(timeout_s)) is not None:
             self.unrolls += len(taken[0].records)
             self.taken.append(taken[1])
+
+
+def test_a_runner_takes_what_its_learner_has_become_though_no_update_lies_between():
+    inbox, mine = RunnerInbox(2, VECTOR), torch.zeros(3)
+    learner = RemoteLearner(NearActor(inbox), in_step=True)
+    found, acting = [], -1
+    for version, value in ((0, 1.0), (0, 2.0), (1, 3.0)):  # the second is a copy of a peer, or a trial that begins
+        inbox.publish(torch.full((3,), value), version)
+        acting = learner.collect(mine, acting)
+        found.append((acting, mine.tolist()))
+    assert found == [(0, [1.0] * 3), (0, [2.0] * 3), (1, [3.0] * 3)]
+    mine.zero_()
+    assert learner.collect(mine, 1) == 1
+    assert mine.tolist() == [0.0] * 3  # nothing is taken twice
 
 
 def test_what_a_runner_makes_is_once_in_its_shard_and_once_with_its_learner():

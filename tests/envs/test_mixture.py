@@ -409,7 +409,7 @@ def test_a_task_plays_the_same_episodes_in_every_company():
 
 def test_options_reach_every_task():
     ids, options = "CartPole-v1,tests.envs.test_mixture:Pole", {"sutton_barto_reward": True}
-    for given_options, reward in ((None, 1.0), (options, 0.0)):
+    for given_options, reward in (({}, 1.0), (options, 0.0)):
         envs = make_environments(ids, slots=2, seed=1, options=given_options)
         envs.reset()
         assert envs.step(np.arange(2), np.zeros(2, np.int64)).reward.tolist() == [reward, reward]

@@ -208,5 +208,5 @@ def test_options_reach_the_task():
     assert task_of("laser/Catch", {"columns": 7}) == Catch(columns=7)
     with pytest.raises(ConfigError, match="colums"):
         task_of("laser/Catch", {"colums": 7})
-    with pytest.raises(ConfigError, match="size to be a whole number of 1 or more"):
+    with pytest.raises(ConfigError, match=r"laser/DeepSea-0: size is 0: .* greater than or equal to 1"):
         task_of("laser/DeepSea-0", {})

@@ -109,7 +109,9 @@ class Learned:
     def __init__(self, trainings, rhythms):
         self.trainings, self.rhythms = trainings, rhythms
         members = [training.member for training in trainings]
-        self.environments = list({id(member.environments): member.environments for member in members}.values())
+        self.environments = list(
+            {id(member.actor.environments): member.actor.environments for member in members}.values()
+        )
         self.updates, self.offered = sum(training.update for training in trainings), 0
         self.broken = sum(rhythm.broken for rhythm in rhythms)
         self.silence_s = max(rhythm.silence.max() for rhythm in rhythms)
@@ -139,7 +141,7 @@ class Learned:
 def learn(source, *, disturb=None, sinks=(), begun=None, **settings):
     """An agent learns; `disturb(trainings, pools, over)` runs beside it. What began is in `begun`, also if it ends with an error."""
     trainer = prepare(small("Telltale", **{**DEFAULTS, **settings}), source=source, sinks=sinks)
-    environments = trainer.group.members[0].environments
+    environments = trainer.group.members[0].actor.environments
     with _closing(environments):
         rhythm = Rhythm(environments)
         (begun if begun is not None else []).extend(trainer.trainings)
@@ -154,7 +156,7 @@ def learn_in_a_sweep(source, *, disturb=None, sinks=(), begun=None, stack="on", 
     config = SweepConfig(base=base, grid=RATES, stack=stack)
     crew = build_group(config, source)
     with _closing(crew):
-        pools = list({id(member.environments): member.environments for member in crew.members}.values())
+        pools = list({id(member.actor.environments): member.actor.environments for member in crew.members}.values())
         rhythms, training = [Rhythm(pool) for pool in pools], Trainer(config, crew, sinks=sinks)
         (begun if begun is not None else []).extend(training.trainings)
         crew.begin()

@@ -58,7 +58,7 @@ def main(runtime, updates, path):
     try:
         run(trainer, evaluate_at_end=False)
     finally:
-        member.environments.close()
+        member.actor.environments.close()
         directory.close()
     assert member.replay.steps == 200
     print(json.dumps(samples.taken))

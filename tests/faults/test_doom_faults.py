@@ -14,7 +14,6 @@ from laser_rl import cli
 from laser_rl.envs import doom
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.pool import PoolEnvironments
-from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import EnvironmentFailed
 from laser_rl.metrics.log import read
 from tests.envs.samples import processes
@@ -51,7 +50,7 @@ class Driven:
 
     def __init__(self, **limits):
         self.pool = make_environments(
-            "doom/defend_the_center", slots=2, seed=5, placement="process", workers=2, limits=ProcessLimits(**limits)
+            "doom/defend_the_center", slots=2, seed=5, placement="process", workers=2, **limits
         )
         self.rng, self.rows, self.episode = np.random.default_rng(5), self.pool.reset(), np.zeros(2, int)
         self.restarted = np.zeros(2, int)
@@ -89,7 +88,7 @@ def test_an_engine_that_is_killed_is_started_again_and_the_run_goes_on(figure):
 
 @pytest.mark.fault(2)
 def test_an_engine_that_hangs_is_replaced_after_the_time_limit(figure):
-    driven = Driven(step_s=1.0)
+    driven = Driven(step_timeout_s=1.0)
     driven.step(20)
     stopped = engines(driven.pool)[0]
     os.kill(stopped, signal.SIGSTOP)

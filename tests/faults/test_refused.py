@@ -18,7 +18,7 @@ from laser_rl import LASER, checkpoint, cli
 from laser_rl.checkpoint import manifest
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.cli.flags import begin
-from laser_rl.cli.status import status_of
+from laser_rl.cli.show import status_of
 from laser_rl.errors import DamagedRun, UserError
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory
@@ -290,7 +290,7 @@ def test_what_is_whole_is_read(place):
 def test_a_state_that_verifies_and_does_not_fit_is_refused(place):
     member = build_member(read_sweep(place.run_dir).base)
     loaded = checkpoint.latest(place.run_dir)
-    with closing(member.environments), pytest.raises(KeyError):
+    with closing(member.actor.environments), pytest.raises(KeyError):
         load_member(MemberTraining(member), grouped(loaded.tensors[member_name(0)]), {})
     place.put("state.json", b"{}")
     with pytest.raises(DamagedRun, match=r"does not hold what is needed here \(KeyError"):

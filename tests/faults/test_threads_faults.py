@@ -115,7 +115,7 @@ def learn(source, *, callback=lambda progress: None, until=None, **settings):
     try:
         run(trainer, evaluate_at_end=False)
     finally:
-        member.environments.close()
+        member.actor.environments.close()
     return member, trainer.trainings[0]
 
 
@@ -200,7 +200,7 @@ def pause_workers(runtime, times, batches):
     settings = {**WORKERS, "runtime": runtime, "steps": 10**7, "capacity_steps": 3000}
     config = small("Telltale", **settings, batch_unrolls=COLUMNS, fraction=1 - ONLINE / COLUMNS, log_every_s=0.1)
     trainer = prepare(config, source=source, callbacks=[callback, lambda progress: not over.is_set()])
-    [training], environments = trainer.trainings, trainer.group.members[0].environments
+    [training], environments = trainer.trainings, trainer.group.members[0].actor.environments
     try:
         run(trainer, evaluate_at_end=False)
     finally:

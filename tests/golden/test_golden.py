@@ -116,7 +116,7 @@ def test_an_unknown_key_of_a_configuration_names_the_nearest(run_dir, place, mes
     path.write_text(json.dumps(fields))
     with pytest.raises(ConfigError) as caught:
         read_sweep(run_dir)
-    assert str(caught.value) == message
+    assert str(caught.value) == f"{path}: {message}"
     assert cli.main(["evaluate", str(run_dir)]) == 2
     assert message in capsys.readouterr().err
 

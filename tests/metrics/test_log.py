@@ -15,8 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laser_rl.metrics import MetricsLog, read, read_from
-from laser_rl.metrics.log import FILE
+from laser_rl.metrics.log import FILE, MetricsLog, read, read_from
 from tests.row_hash import rows_hash
 
 VALUES = st.dictionaries(
@@ -89,7 +88,7 @@ def test_a_row_that_was_cut_off_by_a_full_disk_comes_later_and_whole(tmp_path, m
 def test_a_reader_beside_a_writer_sees_each_row_once_and_whole(tmp_path):
     code = """
 import contextlib, sys
-from laser_rl.metrics import MetricsLog
+from laser_rl.metrics.log import MetricsLog
 with contextlib.closing(MetricsLog(sys.argv[1])) as log:
     for n in range(3000):
         log.write("train", n, n, {"text": "x" * (n % 700)})
@@ -108,7 +107,7 @@ with contextlib.closing(MetricsLog(sys.argv[1])) as log:
 def test_a_killed_writer_loses_no_row_that_it_has_written(tmp_path):
     code = """
 import sys
-from laser_rl.metrics import MetricsLog
+from laser_rl.metrics.log import MetricsLog
 log = MetricsLog(sys.argv[1])
 for n in range(10**9):
     log.write("train", n, n, {})

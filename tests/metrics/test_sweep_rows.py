@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from laser_rl.metrics import MetricsLog, read
+from laser_rl.metrics.log import MetricsLog, read
 from tests.row_hash import rows_hash
 
 TIMES = 60

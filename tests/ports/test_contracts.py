@@ -15,7 +15,7 @@ from laser_rl.cluster.calls import Answer, AnswerLost, awaited
 from laser_rl.cluster.channels import RUNNERS, RemoteLearner, RunnerInbox
 from laser_rl.cluster.runner import RunnerOutbox
 from laser_rl.cluster.shard import ShardClient, ShardPlan
-from laser_rl.cluster.sharded import ShardedReplay, global_ids
+from laser_rl.cluster.sharded import SHARD_BITS, ShardedReplay
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.memory_layout import allocate, pack, unpack
 from laser_rl.replay.store import Replay
@@ -299,7 +299,7 @@ class ThreeWriters:
         encoded, begin = seal(pack(VECTOR, unrolls), "raw"), self._sent[at]
         send(self._shards[at], encoded, number=begin)
         self._sent[at] += encoded.unrolls
-        return global_ids(self._shards[at].number, np.arange(begin, begin + encoded.unrolls))
+        return (self._shards[at].number << SHARD_BITS) + np.arange(begin, begin + encoded.unrolls)
 
 
 @pytest.fixture

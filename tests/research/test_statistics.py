@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.research.experiment import Claim
-from laser_rl.research.verdicts import holm, judge_claim, p_value, statistics_of, stratified_iqm, t_interval, verdict
+from laser_rl.research.verdicts import holm, judge_claim, p_value, results_of, stratified_iqm, t_interval, verdict
 
 REPEATS = 1000
 SLACK = 4 * math.sqrt(0.95 * 0.05 / REPEATS)  # four standard errors of a share of 0.95
@@ -147,8 +147,12 @@ def test_bad_scores_are_refused(better, worse):
 
 
 def test_a_run_is_known_by_its_mean_its_end_and_its_best_member():
-    curve = np.array([np.nan, 0.0, 1.0, 2.0, 3.0])
-    assert statistics_of(curve, 2 * curve) == {"whole run": 1.5, "end": 3.0, "best": 6.0}
+    who = {"task": "Catch", "condition": "shared", "seed": "0"}
+    lines = [
+        {**who, "mean": mean, "best": best}
+        for mean, best in zip(["", "0", "1", "2", "3"], ["", "0", "2", "4", "6"], strict=True)
+    ]
+    assert results_of(lines) == {"Catch": {"shared": {0: {"whole run": 1.5, "end": 3.0, "best": 6.0}}}}
 
 
 def every_draw(table):

@@ -30,7 +30,7 @@ from tests.training.small import build_member, finish, small
 def untrained(environment="CartPole-v1", net=None, **settings):
     """An agent as it begins, but with a policy that is not nearly uniform: the likeliest action is not a matter of rounding."""
     member = build_member(small(environment, **settings), None, net)
-    member.environments.close()
+    member.actor.environments.close()
     nn.init.normal_(member.learner.network.policy_head.weight)
     return trained_of(member, 0)
 
@@ -240,7 +240,7 @@ def test_several_choices_at_once(tmp_path):
             return self.np_random.uniform(-1, 1, 3).astype(np.float32), 0.0, False, False, {}
 
     member = build_member(small(memory="gru", memory_size=8), Two)
-    member.environments.close()
+    member.actor.environments.close()
     nn.init.normal_(member.learner.network.policy_head.weight)
     made = export_onnx(trained_of(member, 0), tmp_path / "policy.onnx", rows=1000)
     assert isinstance(member.learner.family, type(family_of(MultiDiscreteActions((2, 3)))))
@@ -335,7 +335,7 @@ def test_the_action_of_the_file_is_the_one_that_predict_hands_over(environment, 
 def test_the_exported_action_begins_where_the_space_does():
     """The same without ONNX: what would be traced."""
     member = build_member(small(), Shifted)
-    member.environments.close()
+    member.actor.environments.close()
     nn.init.normal_(member.learner.network.policy_head.weight)
     trained = trained_of(member, 0)
     acting = Acting(trained.network, trained.family, starts_in(trained.spec.action))

@@ -53,7 +53,7 @@ def run_one(trainer, **more):
     try:
         result = run(trainer, **more)
     finally:
-        trainer.group.members[0].environments.close()
+        trainer.group.members[0].actor.environments.close()
     [one], [training] = result.members, trainer.trainings
     evaluated = training.evaluations and training.evaluations[-1][0] == training.steps
     played = one.evaluation if evaluated and result.interrupted is None else None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from laser_rl import checkpoint
+from laser_rl.agent.actor import Actor
 from laser_rl.agent.learner import Learner
 from laser_rl.gpu_streams import on, own_stream
 from laser_rl.metrics.log import read
@@ -18,6 +19,7 @@ from laser_rl.replay.memory_layout import DeviceBatch, allocate
 from laser_rl.replay.mixer import Mixer
 from laser_rl.replay.prefetcher import Prefetcher
 from laser_rl.training import member_group as feeding
+from laser_rl.training.directory import RunDirectory
 from laser_rl.training.member_group import PinnedBatch, ThreadMailbox, _Copy
 from laser_rl.training.threads import Busy
 from tests.replay.inputs import STACKED, numbered
@@ -325,3 +327,52 @@ def test_a_schedule_reaches_the_learner_in_threads():
     """Not only the rows: those compute the rate themselves."""
     ended, _ = finish(small(steps=900, runtime="local", schedule="linear", learning_rate=1e-2))
     assert 0 <= ended.member.learner._rate.item() < 3e-3
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+def test_a_version_names_the_parameters_that_acted(monkeypatch, runtime):
+    """Ages, and what is online, go by it: an unroll's version must be that of the parameters, not of the ones before or after."""
+    made, acted, update, act = {}, [], Learner.update, Actor.step
+
+    def updating(self, batch, *, progress):
+        made.setdefault(0, self.flat.value.clone())
+        learned = update(self, batch, progress=progress)
+        made[self.version] = self.flat.value.clone()
+        return learned
+
+    def acting(self, *arguments):
+        acted.append((self.version, [own.detach().clone() for own in self.policy.network.parameters()]))
+        return act(self, *arguments)
+
+    monkeypatch.setattr(Learner, "update", updating)
+    monkeypatch.setattr(Actor, "step", acting)
+    finish(small(steps=900, runtime=runtime))
+    assert len({version for version, _ in acted}) > 5
+    for version, parameters in acted:
+        assert torch.equal(torch.cat([one.flatten() for one in parameters]), made[version]), version
+
+
+def test_a_checkpoint_has_every_unroll_that_the_actor_has_handed_over(monkeypatch, tmp_path):
+    """The actor's saved state begins after them: what is on its way would be a hole in its streams."""
+    made, offered, act, offer, save = [], [], Actor.step, Mixer.offer, RunDirectory.save
+    seen = []
+
+    def acting(self, *arguments):
+        taken = act(self, *arguments)
+        made.append(0 if taken.unrolls is None else len(taken.unrolls.member))
+        return taken
+
+    def offering(self, unrolls):
+        offered.append(len(unrolls.member))
+        return offer(self, unrolls)
+
+    def saving(self, trainer):
+        seen.append((sum(made), sum(offered)))
+        return save(self, trainer)
+
+    monkeypatch.setattr(Actor, "step", acting)
+    monkeypatch.setattr(Mixer, "offer", offering)
+    monkeypatch.setattr(RunDirectory, "save", saving)
+    finish(small(steps=900, runtime="local", checkpoint_every_steps=50), tmp_path / "run")
+    assert len(seen) > 5
+    assert all(acted == mixed for acted, mixed in seen)

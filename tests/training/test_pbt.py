@@ -140,6 +140,20 @@ def test_settings_come_from_the_donor_and_move_by_the_factor_as_often_as_they_sh
     assert stats.binomtest(together, draws, (probability / 2) ** 2).pvalue > 1e-3, "settings move independently"
 
 
+@given(scores=SCORES, seed=st.integers(0, 2**32))
+def test_settings_that_always_move_do_so_where_nothing_is_copied_and_change_no_copy(scores, seed):
+    copies = decided(scores, rule(), seed=seed)
+    moved = decided(scores, rule(move_always=True, probability=1.0), seed=seed)
+    own = [one for one in moved if one.donor == one.member]
+    pairs = {(one.member, one.donor) for one in moved} - {(one.member, one.donor) for one in own}
+    assert pairs == {(one.member, one.donor) for one in copies}
+    for one in own:
+        factors = {name: one.after[name] / one.before[name] for name in one.after}
+        assert all(min(abs(factor - 1.2), abs(factor - 1 / 1.2)) < 1e-9 for factor in factors.values())
+        assert one.before == hyper_of(len(scores))[one.member]
+    assert {one.member for one in moved} == set(range(len(scores)))
+
+
 def test_moves_stay_within_their_limits():
     limits = {"learning_rate": (1.9e-3, 2.1e-3)}  # the donor's is 2e-3
     state = PbtState(rule(limits=limits, probability=1.0), 2, seed=0)

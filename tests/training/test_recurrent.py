@@ -275,7 +275,7 @@ def test_lanes_are_drawn_anew_once_for_a_checkpoint_with_batches_ahead(tmp_path)
         for ahead in (0, 1):
             trainer = prepare(config, directory)
             [member] = trainer.group.members
-            member.environments.close()
+            member.actor.environments.close()
             assert (member.mixer.state_dict()["sampler.next"] >= 0).any() == (not ahead)
             assert member.mixer.filled == member.learner.version
             member.mixer.filled += 1  # as if a batch were on its way

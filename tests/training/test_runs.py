@@ -42,7 +42,7 @@ def test_every_batch_has_the_exact_online_share(batches, runtime, fraction, batc
     assert {(one[0], one[1]) for one in batches} == {(online, batch)}
     # One update for every `max(1, online)` new unrolls of 5 rows; a few rows are not yet in a whole unroll.
     rows = sum(len(one) for one in (batches,)) * max(1, online) * 5
-    assert result.steps + training.member.environments.slots * 5 * 2 + result.steps // 9 - rows >= 0
+    assert result.steps + training.member.actor.environments.slots * 5 * 2 + result.steps // 9 - rows >= 0
 
 
 def test_online_unrolls_are_the_newest_and_each_is_used_once(batches):
@@ -116,8 +116,9 @@ def test_replay_holds_whole_streams_only(runtime):
 @pytest.mark.fault(9)
 def test_half_then_resume_is_the_whole_run_bit_for_bit(tmp_path):
     longer = {"run.steps": 800}  # a checkpoint is due between the resume and the end, and must come
-    for settings in ({}, {"kind": "rmsprop", "schedule": "linear"}, {"environment.placement": "process"}):
-        whole, half = tmp_path / f"whole{len(settings)}", tmp_path / f"half{len(settings)}"
+    evaluated, rmsprop = {"evaluate_every_steps": 150}, {"kind": "rmsprop", "schedule": "linear"}
+    for number, settings in enumerate((evaluated, rmsprop, {"environment.placement": "process"})):
+        whole, half = tmp_path / f"whole{number}", tmp_path / f"half{number}"
         finish(small(**settings, **longer), whole)
 
         class Killed(Exception):

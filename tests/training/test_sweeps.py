@@ -16,7 +16,7 @@ from laser_rl.training.files import read_sweep
 from laser_rl.training.launch import prepare, train
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.pbt import PbtConfig
-from laser_rl.training.settings import SweepConfig, member_seed
+from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import TURNS_AHEAD, Trainer, run_in_turns
 from laser_rl.training.vectorized import VectorizedGroup
 from tests.training.small import fingerprint, small
@@ -323,8 +323,8 @@ def parameters(path):
 @pytest.mark.parametrize("settings", [{}, {"memory": "lstm", "memory_size": 4}], ids=["mlp", "lstm"])
 def test_a_run_is_a_sweep_of_one_member(settings, tmp_path):
     """All random streams are the same. Only where they begin differs: a member's seed is derived from the sweep's."""
-    alone = small("laser/Catch", seed=member_seed(3, 0), **settings)
     one = SweepConfig(base=small("laser/Catch", seed=3, **settings), members=({},))
+    alone = small("laser/Catch", seed=one.configs[0].run.seed, **settings)
     in_directory(alone, tmp_path / "run")
     in_directory(one, tmp_path / "sweep")
     run, sweep = parameters(tmp_path / "run"), parameters(tmp_path / "sweep")

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from laser_rl import Sweep, checkpoint, cli
 from laser_rl.checkpoint import Snapshot
 from laser_rl.config import RunConfig, override
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.videos import BY_TRAINING, facts_path, film_name, films
+from laser_rl.metrics.videos import BY_ENJOY, BY_TRAINING, facts_path, films
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.launch import train
 from laser_rl.training.recording import Recording, VideoRecorder, with_videos
@@ -72,7 +73,7 @@ class Reached(VideoRecorder):
 
     def film(self):
         step = checkpoint.newest_step(self.run_dir)
-        path = self.run_dir / "videos" / film_name(step)
+        path = self.run_dir / "videos" / f"step-{step:012d}.mp4"
         path.parent.mkdir(exist_ok=True)
         facts_path(path).write_text(json.dumps({"by": BY_TRAINING, "step": step, "return": float(-step)}))
         path.write_bytes(b"film")
@@ -97,12 +98,27 @@ def test_one_film_of_the_first_checkpoint_after_each_interval_and_of_the_last(tm
     assert steps(tmp_path) == [1200, 2000, 5000, 6100, 6200]
 
 
+def test_films_of_a_life_that_was_thrown_away_do_not_count(tmp_path):
+    for step in (100, 200, 900):
+        trained(tmp_path, step, 1.0)
+    a_film(tmp_path, "mine.mp4", by=BY_ENJOY, step=350)
+    for step, due in ((190, False), (240, False), (360, True), (890, True), (910, False)):
+        found = Reached(tmp_path, every=100, keep=99)
+        found.reach(step)
+        assert (step in steps(tmp_path)) == due, step
+        for old in (tmp_path / "checkpoints").iterdir():
+            shutil.rmtree(old)
+        for film in films(tmp_path):
+            if film.step == step:
+                film.path.unlink()
+
+
 def test_the_recorder_films_the_best_member_of_a_sweep(tmp_path):
     sweep = Sweep("laser/Catch", members=[{"learning_rate": 1e-30}, {}], run_dir=tmp_path, seed=1, evaluate_episodes=50)
     result = sweep.run(4_000)
     assert result.best().number == 1
     VideoRecorder(tmp_path, every=1000, keep=9).film()
-    assert [one.path.name for one in films(tmp_path)] == [film_name(checkpoint.newest_step(tmp_path), 1)]
+    assert [one.path.name for one in films(tmp_path)] == [f"step-{checkpoint.newest_step(tmp_path):012d}-member-01.mp4"]
 
 
 def test_old_films_leave_and_the_best_stays(tmp_path):

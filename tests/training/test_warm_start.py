@@ -20,7 +20,7 @@ def old(tmp_path_factory):
 
 def test_the_replay_begins_with_what_the_sweep_left(old):
     [member] = prepare(small("laser/Catch", capacity_steps=2_000, start_from=str(old))).group.members
-    member.environments.close()
+    member.actor.environments.close()
     assert len(member.replay) == 200  # all of it: 1,000 steps in unrolls of 5
     kept = member.replay.export(np.arange(200))
     assert set(kept.member.tolist()) == {1, 2, 3}  # the new agent is 0
@@ -40,9 +40,9 @@ def test_strangers_are_trusted_further_unless_the_user_says_how_far(old):
 
 def test_the_newest_are_kept_where_not_all_fit(old):
     [member] = prepare(small("laser/Catch", capacity_steps=300, start_from=str(old))).group.members
-    member.environments.close()
+    member.actor.environments.close()
     [all_of_it] = prepare(small("laser/Catch", capacity_steps=2_000, start_from=str(old))).group.members
-    all_of_it.environments.close()
+    all_of_it.actor.environments.close()
     newest = all_of_it.replay.export(np.arange(140, 200))
     kept = member.replay.export(np.arange(member.replay.first_id, member.replay.next_id))
     np.testing.assert_array_equal(kept.observation, newest.observation)
@@ -88,5 +88,5 @@ def test_a_replay_of_other_tasks_is_refused(tmp_path):
         with pytest.raises(ConfigError, match="of the tasks laser/TMaze-2, laser/TMaze-3, this agent learns"):
             prepare(small(environment, slots=4, start_from=str(tmp_path)))
     [member] = prepare(small("laser/TMaze-2,laser/TMaze-3", slots=4, start_from=str(tmp_path))).group.members
-    member.environments.close()
+    member.actor.environments.close()
     assert set(member.replay.export(np.arange(len(member.replay))).task.tolist()) == {0, 1}

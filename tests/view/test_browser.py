@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from laser_rl.metrics import MetricsLog
+from laser_rl.metrics.log import MetricsLog
 from tests.metrics.test_sweep_rows import a_sweep
 from tests.view.chromium import PROGRAM, Chromium
 from tests.view.logs import START, write_run, write_sweep

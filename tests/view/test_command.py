@@ -15,7 +15,7 @@ import time
 import pytest
 
 from laser_rl import cli
-from laser_rl.metrics import MetricsLog
+from laser_rl.metrics.log import MetricsLog
 from laser_rl.view.panels import PANELS
 from tests.view.logs import level, write_run, write_sweep
 from tests.view.reading import read_report, report

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.checkpoint import RunLock
-from laser_rl.metrics import MetricsLog, read
 from laser_rl.metrics import log as log_module
 from laser_rl.metrics.history import CurveLine, History, Table, aligned
-from laser_rl.metrics.log import Tail, last_row
+from laser_rl.metrics.log import MetricsLog, Tail, last_row, read
 from laser_rl.metrics.rows import rows_in
+from laser_rl.view.facts import details
 from laser_rl.view.panels import PANELS, Asked
 from laser_rl.view.runs import Files, Runs, Subject, ViewedRun, distinct
-from laser_rl.view.server import encoded, live_details, live_summary
+from laser_rl.view.server import encoded, live_summary
 from tests.view.logs import level, write_run, write_sweep
 
 
@@ -218,7 +218,7 @@ def test_strange_rows_hurt_nobody(tmp_path, bad):
     for axis in ("step", "time"):
         for panel in PANELS.values():
             encoded(panel(run.subject(), Asked(axis)))
-    encoded([live_summary(run), live_details(run)])
+    encoded([live_summary(run), details(run.subject(), run.videos())])
 
 
 @pytest.mark.parametrize(("members", "lines"), [(1, 2), (3, 6), (5, 5)])

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from laser_rl.checkpoint import RunLock
-from laser_rl.metrics import MetricsLog, machine
-from laser_rl.metrics.log import FILE
+from laser_rl.metrics import machine
+from laser_rl.metrics.log import FILE, MetricsLog
 from laser_rl.view import report as module
-from laser_rl.view.facts import interval
+from laser_rl.view.facts import details, interval
 from laser_rl.view.runs import ViewedRun
-from laser_rl.view.server import live_details, live_summary
+from laser_rl.view.server import live_summary
 from tests.metrics.test_sweep_rows import a_sweep, settings_of
 from tests.metrics.test_videos import trained
 from tests.view.logs import write_sweep
@@ -184,7 +184,7 @@ def test_the_report_says_what_the_dashboard_says(tmp_path, kind):
     assert {name: told[name] for name in told if name != "version"} == {
         name: frozen[name] for name in frozen if name != "version"
     }
-    assert json.loads(json.dumps(live_details(live))) == page.details()
+    assert json.loads(json.dumps(details(live.subject(), live.videos()))) == page.details()
 
 
 def test_the_interval_of_training_is_over_the_last_hundred_episodes(tmp_path):
