@@ -3,10 +3,14 @@
     python benchmarks/recurrent.py tmaze --seeds 5 6 7 8 9 --jobs 2
     python benchmarks/recurrent.py suite --seeds 1 2 3 --jobs 12 --device cuda --minutes 9
     python benchmarks/recurrent.py priorities --seeds 1 2 --jobs 12 --device cuda --minutes 9
-    python benchmarks/recurrent_report.py
+    python benchmarks/recurrent.py doom-basic --seeds 1 2 3 4 5 --jobs 1
+    python benchmarks/recurrent.py doom --seeds 1 2 --jobs 3 --device cuda --minutes 25      # the paper's table 1, on suite:doom
+    python benchmarks/recurrent.py doom-parts --seeds 1 2 --jobs 3 --device cuda --minutes 25
+    python -m benchmarks.recurrent_report
 
 Each run writes a row for every `every` steps into docs/results/recurrent/EXPERIMENT.csv: the score, and the mean return of each task over
-its last 50 episodes. Runs that are there already are not made again. A run that reaches `--minutes` stops there and says so.
+its last 50 episodes; of a variant with several members a row for each of them. Runs that are there already are not made again. A run that
+reaches `--minutes` stops there and says so.
 """
 
 import argparse
@@ -21,7 +25,9 @@ from typing import Any
 
 import torch
 
-from laser_rl import LASER
+from laser_rl import LASER, Sweep
+from laser_rl.envs.scores import SUITES
+from laser_rl.metrics.log import read as read_log
 from laser_rl.training.member_training import Progress
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "recurrent"
@@ -76,7 +82,59 @@ SMALL_MEMORY: Settings = {
     "optimiser.schedule": "constant",
     "optimiser.clip_gradient_norm": 0.5,
 }
+# Suites of ViZDoom on a card; four slots a task.
+LARGE: Settings = {
+    "environment.slots": 4 * len(SUITES["doom"]),
+    "network.torso": "impala",
+    "network.memory_size": 256,
+    "network.precision": "bf16",
+    "replay.capacity_steps": 2_000_000,
+    "replay.budget_gb": 12.0,
+    "run.runtime": "local",
+}
+# For two cores: pictures of a quarter of the pixels, a third of the decisions, an update for every two new unrolls of ten steps.
+TINY: Settings = {
+    "environment.options": {"width": 48, "height": 36, "action_repeat": 12},
+    "environment.slots": 16,
+    "environment.workers": 1,
+    "loss.batch_unrolls": 16,
+    "loss.pixel_control_cost": 0.0,
+    "loss.unroll_steps": 10,
+    "network.hidden": (64,),
+    "network.memory_size": 64,
+    "replay.fraction": 0.875,
+}
+RATES: Settings = {"members": [{"learning_rate": rate} for rate in (2.5e-4, 5e-4, 1e-3)]}
 EXPERIMENTS = {
+    "doom-basic": Experiment("doom/basic", "laser-multitask", 40_000, 1_000, TINY, {"laser-multitask": {}}),
+    "doom": Experiment(
+        "suite:doom",
+        "laser-multitask",
+        20_000_000,
+        200_000,
+        LARGE,
+        {
+            "PopArt-IMPALA": {"recipe": "popart-impala"},
+            "PopArt-IMPALA + PixelControl": {"recipe": "popart-impala-pixelcontrol"},
+            "LASER": {},
+            "LASER shared": {"sweep": {**RATES, "share_replay": True}},
+            "LASER shared + PBT": {"sweep": {**RATES, "share_replay": True, "pbt": True}},
+        },
+    ),
+    "doom-parts": Experiment(
+        "suite:doom",
+        "laser-multitask",
+        20_000_000,
+        200_000,
+        LARGE,
+        {
+            "no memory": {"network.memory": "none"},
+            "no PopArt": {"loss.popart": False},
+            "no PixelControl": {"loss.pixel_control_cost": 0.0},
+            "stored": STATES["stored"],
+            "zero": STATES["zero"],
+        },
+    ),
     "tmaze": Experiment(
         MAZES,
         "cartpole",
@@ -116,40 +174,56 @@ EXPERIMENTS = {
 
 
 class Watch:
-    """Writes a row every so many steps; ends a run whose time is up."""
+    """Makes a row of every so many steps; ends a run whose time is up."""
 
     def __init__(self, every: int, minutes: float) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._every, self._next, self._begin, self._seconds = every, every, time.monotonic(), 60 * minutes
+        self._every, self._begin, self._seconds = every, time.monotonic(), 60 * minutes
+        self._next: dict[int | None, int] = {}
 
     def __call__(self, progress: Progress) -> bool | None:
         """A callback of `learn`."""
         now = time.monotonic() - self._begin
-        if progress.kind == "train" and progress.step >= self._next:
-            self._next = (progress.step // self._every + 1) * self._every
-            kept = {name: value for name, value in progress.values.items() if name.startswith("return_of_")}
-            numbers = {"score": progress.values.get("return_mean"), "acceptance": progress.values.get("acceptance")}
-            for name in ("score_mean_capped", "tasks_above_random", "entropy", "value_loss"):
-                numbers[name] = progress.values.get(name)
-            place = {"step": progress.step, "update": progress.update, "seconds": round(now, 1)}
-            self.rows.append({**place, **numbers, **kept})
+        if progress.kind == "train":
+            self.note(progress.step, progress.update, progress.values, now, progress.member)
         return False if now > self._seconds else None
+
+    def note(
+        self, step: int, update: int, values: Mapping[str, Any], seconds: float, member: int | None = None
+    ) -> None:
+        """Keep a row of metrics, if so many steps have been made since the last one that was kept."""
+        if step < self._next.get(member, self._every):
+            return
+        self._next[member] = (step // self._every + 1) * self._every
+        kept = {name: value for name, value in values.items() if name.startswith("return_of_")}
+        numbers = {"score": values.get("return_mean"), "acceptance": values.get("acceptance")}
+        for name in ("score_mean_capped", "tasks_above_random", "entropy", "value_loss"):
+            numbers[name] = values.get(name)
+        place = {} if member is None else {"member": member}
+        self.rows.append({**place, "step": step, "update": update, "seconds": round(seconds, 1), **numbers, **kept})
 
 
 def one_run(name: str, variant: str, seed: int, device: str, minutes: float) -> tuple[str, int, list[dict[str, Any]]]:
-    """One agent from the beginning."""
+    """One agent, or the members of a sweep, from the beginning."""
     torch.set_num_threads(1)
     experiment = EXPERIMENTS[name]
     settings = {**experiment.settings, **experiment.variants[variant]}
     if settings.get("replay.burn_in_steps") == "half":
         settings["replay.burn_in_steps"] = settings["loss.unroll_steps"] // 2
     settings |= {"run.seed": seed, "run.device": device, "run.threads": 1}
+    recipe, sweep = settings.pop("recipe", experiment.recipe), settings.pop("sweep", None)
+    if recipe != "laser-multitask":  # those have no replay
+        settings = {key: value for key, value in settings.items() if not key.startswith("replay.")}
     watch = Watch(experiment.every, minutes)
-    agent = LASER(experiment.environment, recipe=experiment.recipe, **settings)
-    try:
+    if sweep is not None:
+        began = time.time()
+        members = Sweep(experiment.environment, recipe=recipe, **sweep, **settings, budget_minutes=min(minutes, 1e6))
+        result = members.run(experiment.steps)  # its folder lives as long as it does
+        for row in read_log(result.run_dir, ("train",)):
+            watch.note(row["step"], row["update"], row, row["time"] - began, row["member"])
+        return variant, seed, watch.rows
+    with LASER(experiment.environment, recipe=recipe, **settings) as agent:
         agent.learn(experiment.steps, callback=watch)
-    finally:
-        agent.close()
     return variant, seed, watch.rows
 
 

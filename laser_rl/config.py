@@ -90,12 +90,16 @@ class NetworkConfig(Frozen):
     """Units of the memory."""
     last_step: bool = True
     """A memory also reads the last action and the last reward."""
+    instruction: Literal["lstm", "embedding"] = "lstm"
+    """How the words of an instruction become features: read by an LSTM, or each embedded at its place. Alike where there are no words."""
     memory_span: CountOrNone = 0
     """How many rows the units of a new memory last, from 1 to this; 0: a few. For what must be kept for longer than an unroll."""
     separate_value: bool = False
     """A torso of its own for the value."""
     normalise_observation: bool = False
     """Vectors only: each number less its running mean, by its running standard deviation, within ±10. What is stored stays raw."""
+    normalise_features: bool = False
+    """What the torso finds less its mean, by its standard deviation over the features: pictures that are much alike saturate a memory."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the torso."""
 

@@ -27,7 +27,7 @@ from laser_rl.errors import ConfigError, suggestion
 from laser_rl.training.pbt import PbtConfig, paper
 from laser_rl.training.settings import LogUniform, SweepConfig
 
-SUITE = "suite:grid"
+SUITE, _DOOM = "suite:grid", ("suite:doom", "doom/")
 _WITHOUT_REPLAY = {
     "replay.fraction": 0.0,
     "replay.capacity_steps": 1,
@@ -199,9 +199,14 @@ def impala(environment: str = "ALE/Breakout-v5") -> Config:
 def laser_multitask(environment: str = SUITE) -> Config:
     """LASER with a memory: PreCo LSTM, PopArt, PixelControl, 87.5 % replay with states refreshed.
 
-    On DMLab it is the paper's own; elsewhere the same parts have a size that learns `suite:grid` on a small machine.
+    On DMLab it is the paper's own; elsewhere the same parts have a size that learns `suite:grid`, or `doom/basic`, on a small machine.
     """
     base = _dmlab(environment) if is_dmlab(environment) else _small(environment)
+    if environment.startswith(
+        _DOOM
+    ):  # [D] an engine that hangs is replaced; a picture has 21 kB. [T] basic: the last two
+        own = {"environment.placement": "process", "replay.capacity_steps": 100_000, "replay.budget_gb": 1.0}
+        base = override(base, {**own, "network.normalise_features": True, "optimiser.learning_rate": 5e-4})
     return base.model_copy(update={"recipe": "laser-multitask"})
 
 
@@ -361,7 +366,7 @@ def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
     if not shapes:
         return box2d(environment) if is_box2d(environment) else cartpole(environment)
     small = max(max(shape[1:]) for shape in shapes) <= 32  # noqa: PLR2004 - as networks.build chooses
-    if spec.tasks or is_dmlab(environment):
+    if spec.tasks or is_dmlab(environment) or environment.startswith(_DOOM):
         chosen = laser_multitask(environment)
     elif is_atari(environment):
         return atari(environment)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from laser_rl import checkpoint, cli, recipes
+from laser_rl import LASER, checkpoint, cli, recipes
 from laser_rl.checkpoint.snapshot import grouped
 from laser_rl.config import override
 from laser_rl.envs.instructions import word_numbers
@@ -181,6 +181,28 @@ def test_two_levels_are_learned_with_their_instructions(placement, tmp_path, cap
     assert (
         cli.main(["enjoy", str(path), "--task", LEVELS[1], "--video", str(tmp_path / "v.gif"), "--max-steps", "5"]) == 0
     )
+
+
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize("asked", [None, False])
+def test_evaluations_play_levels_that_training_does_not_unless_they_are_told_to(asked):
+    options = {"width": 32, "height": 24} | ({} if asked is None else {"test": asked})
+    settings = {"environment.options": options, "environment.placement": "thread", "network.memory_size": 8}
+    settings |= {
+        "environment.slots": 1,
+        "replay.capacity_steps": 500,
+        "network.precision": "fp32",
+        "loss.batch_unrolls": 8,
+    }
+    agent = LASER("dmlab/rooms_collect_good_objects_train", recipe="laser-multitask", **settings).learn(5)
+    trained_on = len(standin_lab.made)
+    agent.evaluate(episodes=1)
+    evaluated = standin_lab.made[trained_on:]
+    folder = "contributed/dmlab30/rooms_collect_good_objects_"
+    assert {lab.level for lab in standin_lab.made[:trained_on]} == {f"{folder}train"}
+    assert {lab.level for lab in evaluated} == {f"{folder}{'test' if asked is None else 'train'}"}
+    assert {"mixerSeed" in lab.config for lab in evaluated} == {asked is None}
+    agent.close()
 
 
 def _instructions():

@@ -22,6 +22,7 @@ import gymnasium
 
 from laser_rl.envs.border import Env
 from laser_rl.envs.dmlab import dmlab_constructor
+from laser_rl.envs.doom import doom_constructor
 from laser_rl.envs.grid import GridPictures
 from laser_rl.envs.scores import ATARI_57
 from laser_rl.errors import EnvironmentRefused, MissingExtra
@@ -44,6 +45,8 @@ def constructor(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
         return functools.partial(_from_attribute, name, dict(options))
     if name.startswith("dmlab/"):
         return dmlab_constructor(name.removeprefix("dmlab/"), options)
+    if name.startswith("doom/"):
+        return doom_constructor(name.removeprefix("doom/"), options)
     _registered(name)
     return functools.partial(_from_registry, name, dict(options))
 

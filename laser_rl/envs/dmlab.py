@@ -63,12 +63,25 @@ def lab_level(level: str, *, test: bool = False) -> str:
 
 
 def dmlab_constructor(level: str, options: Mapping[str, Any]) -> Callable[[], "DmlabEnv"]:
-    known = list(inspect.signature(DmlabEnv).parameters)[1:]
-    if unknown := sorted(set(options) - set(known)):
-        _refuse(level, f"options among {', '.join(known)}", ", ".join(unknown), "check the spelling")
+    refuse_options(f"dmlab/{level}", DmlabEnv, options)
     lab_level(level, test=bool(options.get("test")))
     _load(level)
     return functools.partial(DmlabEnv, level, **options)
+
+
+def refuse_options(name: str, env: type[gymnasium.Env[Any, Any]], options: Mapping[str, Any]) -> None:
+    """Refuse options that the environment's constructor does not take."""
+    known = list(inspect.signature(env).parameters)[1:]
+    if unknown := sorted(set(options) - set(known)):
+        raise EnvironmentRefused(
+            f"{name}: expected options among {', '.join(known)}, got {', '.join(unknown)}; check the spelling"
+        )
+
+
+def evaluation_options(source: object, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an agent is evaluated with: levels of Lab's in their held-out version and seeds, unless `test` says otherwise."""
+    is_lab = isinstance(source, str) and source.startswith(("dmlab/", "suite:dmlab"))
+    return {"test": True, **options} if is_lab else options
 
 
 class DmlabEnv(gymnasium.Env[Picture, Any]):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from laser_rl.envs.records import ObservationSpec, Part
@@ -52,9 +53,10 @@ class AgentNetwork(nn.Module):
         pixel_control: PixelControlHead | None = None,
         observation: ObservationSpec = ObservationSpec(()),  # noqa: B008 - frozen
         bf16: bool = False,
+        normalise_features: bool = False,
     ) -> None:
         super().__init__()
-        features = int(torso.features)  # type: ignore[arg-type]
+        features, self.normalise_features = int(torso.features), normalise_features  # type: ignore[arg-type]
         self.torso, self.value_torso, self.normaliser = torso, value_torso, normaliser
         self.memory: Memory = memory or NoMemory(features)
         self.last, self.instruction, self.pixel_control = last, instruction, pixel_control
@@ -102,7 +104,9 @@ class AgentNetwork(nn.Module):
 
     def _encoded(self, flat: Tensor, seen: Tensor | dict[str, Tensor]) -> Tensor:
         features = self._features(self.torso, seen)
-        return features if self.instruction is None else torch.cat([features, self.instruction(flat)], -1)
+        if self.instruction is not None:
+            features = torch.cat([features, self.instruction(flat)], -1)
+        return F.layer_norm(features, features.shape[-1:]) if self.normalise_features else features
 
     def without_mask(self, observation: Tensor) -> Tensor:
         return observation[..., : -self.mask] if self.mask else observation

@@ -13,7 +13,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.heads import PixelControlHead
 from laser_rl.networks.recurrent import build_memory
-from laser_rl.networks.torso import Instruction, LastStep, ObservationNormaliser, PartTorsos, build_torso, part_torso
+from laser_rl.networks.torso import INSTRUCTIONS, LastStep, ObservationNormaliser, PartTorsos, build_torso, part_torso
 from laser_rl.ops.distributions import Categorical, Family, MultiCategorical
 from laser_rl.ops.gaussian import DiagonalGaussian
 
@@ -63,7 +63,7 @@ def build_network(
     words, instruction, parts = spec.observation.words, None, spec.observation.parts
     if words:
         shape = (shape[0], shape[1] - 1, shape[2])
-        instruction = Instruction(words, spec.observation.shape[0])
+        instruction = INSTRUCTIONS[config.instruction](words, spec.observation.shape[0])
 
     def make() -> nn.Module:
         if not parts:
@@ -88,6 +88,7 @@ def build_network(
         pixel_control=_pixel_control(spec, memory.features, pixel_control_cell) if pixel_control_cell else None,
         observation=spec.observation,
         bf16=config.precision == "bf16",
+        normalise_features=config.normalise_features,
     )
 
 

@@ -48,7 +48,7 @@ class LSTM(Memory):
 
     def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
         super().__init__(size, 2 * size)
-        self.cell = _lstm_cell(features + last, size, span)
+        self.cell = lstm_cell(features + last, size, span)
 
     def step(self, row: Tensor, before: Tensor) -> Tensor:
         return torch.cat(self.cell(row, before.chunk(2, -1)), -1)
@@ -79,7 +79,7 @@ class PreCo(Memory):
 
     def __init__(self, features: int, last: int, size: int, span: int = 0) -> None:
         super().__init__(size, 2 * size)
-        self.predictor, self.corrector = _lstm_cell(last, size, span), _lstm_cell(features, size, span)
+        self.predictor, self.corrector = lstm_cell(last, size, span), lstm_cell(features, size, span)
         self._split = [features, last]
 
     def step(self, row: Tensor, before: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def build_memory(name: MemoryName, features: int, last: int, size: int, span: in
     return {"lstm": LSTM, "gru": GRU, "preco": PreCo}[name](features, last, size, span)
 
 
-def _lstm_cell(inputs: int, size: int, span: int) -> nn.LSTMCell:
+def lstm_cell(inputs: int, size: int, span: int = 0) -> nn.LSTMCell:
     """With biases as TensorFlow's (none, but 1 for forget gates): a memory that begins by forgetting learns nothing to keep.
 
     With a span the units begin with lifetimes from 1 to `span` rows, after Tallec & Ollivier 2018: gradients reach T rows back, so what is

@@ -17,6 +17,7 @@ from laser_rl.envs.instructions import VOCABULARY
 from laser_rl.envs.masks import choices_of
 from laser_rl.envs.records import ActionSpec, BoxActions
 from laser_rl.errors import ConfigError
+from laser_rl.networks.recurrent import lstm_cell
 from laser_rl.ops import moments
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -222,13 +223,39 @@ class Instruction(nn.Module):
         super().__init__()
         self.words, self.channels, self.features = words, channels, features
         self.embedding = nn.Embedding(VOCABULARY, self.EMBEDDING)
+        self._encoder(words, features)
+
+    def _encoder(self, words: int, features: int) -> None:
         self.linear = nn.Linear(words * self.EMBEDDING, features)
 
     def forward(self, picture: Tensor) -> Tensor:
         """Encode the words of the newest frame of pictures [N, stack · C, H + 1, W], uint8."""
         row = picture[:, -self.channels :, -1].flatten(1)[:, : 2 * self.words].long()
-        words = (row[:, ::2] + 256 * row[:, 1::2]).clamp(max=VOCABULARY - 1)
+        return self._encoded((row[:, ::2] + 256 * row[:, 1::2]).clamp(max=VOCABULARY - 1))
+
+    def _encoded(self, words: Tensor) -> Tensor:
         return F.relu(self.linear(self.embedding(words).flatten(1)))
+
+
+class InstructionLSTM(Instruction):
+    """The same words read by an LSTM, as IMPALA does: its output after the last of them, zeros if there is none."""
+
+    EMBEDDING = 20
+
+    def _encoder(self, words: int, features: int) -> None:
+        self.cell = lstm_cell(self.EMBEDDING, features)
+
+    def _encoded(self, words: Tensor) -> Tensor:
+        if not words.is_cuda:  # the longest instruction is known without waiting for a device
+            words = words[:, : int((words > 0).sum(1).max()) if len(words) else 0]
+        h = c = self.embedding.weight.new_zeros(len(words), self.features)
+        for word in words.unbind(1):
+            moved, there = self.cell(self.embedding(word), (h, c)), (word > 0).unsqueeze(-1)
+            h, c = (torch.where(there, new, old) for new, old in zip(moved, (h, c), strict=True))
+        return h
+
+
+INSTRUCTIONS = {"lstm": InstructionLSTM, "embedding": Instruction}
 
 
 class ObservationNormaliser(nn.Module):

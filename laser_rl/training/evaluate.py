@@ -19,6 +19,7 @@ from laser_rl.checkpoint.guarded import fitting
 from laser_rl.checkpoint.snapshot import ReplayCheck, grouped, member_name
 from laser_rl.config import Config, EnvironmentConfig
 from laser_rl.disk import write_bytes
+from laser_rl.envs.dmlab import evaluation_options
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec, write_spec
 from laser_rl.envs.scores import tasks_of
@@ -175,7 +176,9 @@ def evaluate(
     tasks, source = task_count(trained.source), build.another(trained.source)
     episodes = -(-episodes // tasks) * tasks
     slots = build.slots_of(source) or min(episodes, max(1, SLOTS // tasks) * tasks)
-    environments = make_environments(source, trained.environment, seed=seed, lockstep=True, slots=slots)
+    options = evaluation_options(source, trained.environment.options)
+    settings = trained.environment.model_copy(update={"options": options})
+    environments = make_environments(source, settings, seed=seed, lockstep=True, slots=slots)
     with contextlib.closing(environments):
         spec, known = environments.spec, trained.spec
         if (spec.observation, spec.action) != (known.observation, known.action):

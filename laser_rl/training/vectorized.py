@@ -41,7 +41,7 @@ def can_stack(learners: Sequence[Learner]) -> bool:
     fixed = {(x.rates.decay, x.rates.momentum, x.rates.added, x.rates.clip_gradient_norm) for x in learners}
     network = first.network
     plain = isinstance(network.memory, NoMemory) and network.popart is None and network.normaliser is None
-    ours = isinstance(network.torso, MLP) and plain and not network.bf16
+    ours = isinstance(network.torso, MLP) and plain and not network.bf16 and not network.normalise_features
     small = first.flat.value.numel() <= MOST_PARAMETERS
     enumerable = first.family.joint_size is not None  # else each member needs random numbers of its own
     drawn = not any(x.prioritises for x in learners)

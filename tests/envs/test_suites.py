@@ -77,7 +77,7 @@ def test_suites_go_by_their_names():
     assert suite_of("grid") is suite_of("suite:grid") is SUITES["grid"]
     assert [task.id for task in suite_of("dmlab-30")][:1] == ["dmlab/rooms_collect_good_objects_train"]
     assert len(suite_of("dmlab-30")) == 30
-    with pytest.raises(EnvironmentRefused, match="one of grid, dmlab-30, got 'atari'"):
+    with pytest.raises(EnvironmentRefused, match="one of grid, dmlab-30, doom, got 'atari'"):
         suite_of("suite:atari")
 
 

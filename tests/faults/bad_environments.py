@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 
+from laser_rl.envs import doom
 from tests.envs.samples import GOOD, MALFORMED, Scripted
 
 
@@ -167,3 +168,9 @@ class RaisesSystemExit(AsksToEnd):
 class RaisesKeyboardInterrupt(AsksToEnd):
     def leave(self):
         raise KeyboardInterrupt
+
+
+def with_an_engine_that_ends():
+    """A scenario of ViZDoom whose engine's program ends at once."""
+    doom._launcher = lambda engine, parent: "/bin/false"
+    return doom.DoomEnv("basic")

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from laser_rl.envs.instructions import with_instruction
+from laser_rl.envs.instructions import WORDS, with_instruction, word_numbers
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, ObservationSpec
 from laser_rl.networks.recurrent import GRU, LSTM, PreCo, build_memory, state_size
-from laser_rl.networks.torso import LastStep
+from laser_rl.networks.torso import InstructionLSTM, LastStep
 from laser_rl.types import Inputs
 from tests.networks.make import build_network
 
@@ -105,10 +105,12 @@ def test_a_network_with_a_memory_reads_the_last_action_and_reward(action):
         assert not torch.allclose(network(changed, network.initial_state(3))[0].policy, base)
 
 
-def test_the_instruction_is_read_and_is_no_picture():
+@pytest.mark.parametrize("encoder", ["lstm", "embedding"])
+def test_the_instruction_is_read_and_is_no_picture(encoder):
     spec = EnvironmentSpec("x", ObservationSpec((3, 17, 16), "uint8", 1 / 255, words=16), DiscreteActions(2))
     torch.manual_seed(0)
-    network = build_network(spec, torso="tiles", channels=4, hidden=(8,), memory="lstm", memory_size=8)
+    parts = {"torso": "tiles", "channels": 4, "hidden": (8,), "memory": "lstm", "memory_size": 8}
+    network = build_network(spec, instruction=encoder, **parts)
     nn.init.orthogonal_(network.policy_head.weight)
     seen = []
     network.torso.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
@@ -127,6 +129,27 @@ def test_the_instruction_is_read_and_is_no_picture():
     torch.testing.assert_close(seen[0], seen[1])
 
 
+def test_instructions_are_read_word_by_word_as_torchs_own_lstm_reads_them():
+    texts = ["get the red ball", "", "red", "one two three four five six seven eight nine ten eleven twelve", "RED"]
+    pictures = torch.from_numpy(np.stack([with_instruction(np.zeros((3, 16, 16), np.uint8), text) for text in texts]))
+    torch.manual_seed(0)
+    encoder, twin = InstructionLSTM(WORDS), nn.LSTM(20, 64, batch_first=True)
+    nn.init.normal_(encoder.cell.bias_ih)
+    with torch.no_grad():
+        for name, value in encoder.cell.named_parameters():
+            getattr(twin, f"{name}_l0").copy_(value)
+    encoded, nothing = encoder(pictures), torch.zeros(64)
+    assert encoded.shape == (5, 64)
+    for text, mine in zip(texts, encoded, strict=True):
+        words = torch.tensor([number for number in word_numbers(text) if number])
+        torch.testing.assert_close(mine, twin(encoder.embedding(words)[None])[0][0, -1] if text else nothing)
+    torch.testing.assert_close(encoded[2], encoded[4])
+    torch.testing.assert_close(encoder(pictures[1:2])[0], nothing)
+    encoded.sum().backward()
+    learned = encoder.embedding.weight.grad.any(1).nonzero().flatten().tolist()
+    assert learned == sorted({number for text in texts for number in word_numbers(text) if number})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_span_lets_what_was_seen_once_last(kind):
     """How much of the first row is left after twenty empty ones, against a memory of the usual kind."""
@@ -141,3 +164,16 @@ def test_a_span_lets_what_was_seen_once_last(kind):
         return ((states[-1, 0] - states[-1, 1]).norm() / (states[0, 0] - states[0, 1]).norm()).item()
 
     assert left(200) > 10 * left(0)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_what_is_alike_in_all_features_does_not_reach_a_memory_that_normalises_them(normalised):
+    spec = EnvironmentSpec("x", ObservationSpec((4,)), DiscreteActions(3))
+    torch.manual_seed(0)
+    network = build_network(spec, memory="preco", memory_size=8, normalise_features=normalised)
+    nn.init.orthogonal_(network.policy_head.weight)
+    inputs = Inputs(torch.randn(5, 2, 4), torch.zeros(5, 2).bool(), torch.zeros(5, 2), torch.zeros(5, 2))
+    before = network(inputs, network.initial_state(2))[0].policy
+    network.torso.register_forward_hook(lambda module, given, features: 3.0 * features + 7.0)
+    after = network(inputs, network.initial_state(2))[0].policy
+    assert torch.allclose(before, after, atol=1e-3) == normalised

@@ -204,6 +204,13 @@ def test_what_cannot_be_stacked_is_not():
     other_size = learners()
     other_size[2] = Learner(AgentNetwork(MLP((4,), (9, 6)), parameter_size=3), FAMILY, LOSSES[2], OptimiserConfig())
     assert not can_stack(other_size)
+    normalised = [
+        Learner(
+            AgentNetwork(MLP((4,), (8, 6)), parameter_size=3, normalise_features=True), FAMILY, loss, OptimiserConfig()
+        )
+        for loss in LOSSES
+    ]
+    assert not can_stack(normalised)
     other_clip = learners()
     other_clip[1].loss = LossConfig(clip_rho=2.0)
     assert not can_stack(other_clip)
