@@ -23,10 +23,9 @@ NEEDED = 0.95
 
 HEAD = """# Mutants
 
-Mutation testing changes the code in small ways (`+` to `-`, `<` to `<=`, an argument dropped) and runs the tests against each change. A
-change that no test notices survives. `make mutants` mutates every function of `laser_rl/ops` except decorated ones, runs `tests/ops`
-with 12 examples for each property, and writes this page. It fails below 95 % killed, or if a survivor has no reason in
-`tests/mutation/survivors.toml`, where all reasons are. A mutant that runs into its time-out counts as killed.
+`make mutants` changes every function of `laser_rl/ops` except decorated ones in small ways (`+` to `-`, `<` to `<=`, an argument dropped),
+runs `tests/ops` against each change, and writes this page. It fails below 95 % killed, or if a survivor, a change that no test notices,
+has no reason in `tests/mutation/survivors.toml`. A time-out counts as killed.
 
 """
 
