@@ -152,10 +152,12 @@ def _game_run(run_dir: Path, config: Config, limit: float) -> GameRun:
                     yield row
 
     history.add(within())
-    rows = history.kept()
     settings = tuple(read_sweep(run_dir).settings) if is_sweep(run_dir) else None
     numbers: Sequence[int | None] = [None] if settings is None else range(len(settings))
-    members = (played(rows, number, min(steps.get(number, 0) * FRAME_SKIP, limit)) for number in numbers)
+    members = (
+        played(history.newest(None, number or 0), number, min(steps.get(number, 0) * FRAME_SKIP, limit))
+        for number in numbers
+    )
     return GameRun(str(run_dir), atari_game(config.environment.id), tuple(members), settings)
 
 

@@ -187,13 +187,14 @@ def test_in_a_notebook_the_table_is_one_output_that_changes(monkeypatch):
     shown, handles = [], []
 
     class Handle:
-        def __init__(self, data):
-            self.pages = [data]
+        def __init__(self, table):
+            self.pages = []
+            self.update(table)
 
-        def update(self, data, *, raw):
-            self.pages.append(data)
+        def update(self, table):
+            self.pages.append(table._repr_mimebundle_([], []))  # as IPython asks for it
 
-    def display(*objects, raw=False, display_id=False, **_):
+    def display(*objects, display_id=False, **_):
         if not display_id:
             return shown.extend(objects)
         handles.append(Handle(*objects))

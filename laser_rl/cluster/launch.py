@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from laser_rl.cluster.calls import ray
-from laser_rl.cluster.guard import ProcessGuard, children_with
+from laser_rl.cluster.guard import ProcessGuard
 from laser_rl.cluster.placement import HeadLost
 from laser_rl.cluster.supervisor import ClusterSupervisor, LockStep
 from laser_rl.envs.scores import tasks_of
@@ -155,8 +155,8 @@ def _start(library: Any) -> ProcessGuard:
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else LEAST_STORE  # noqa: S108 - only looked at
     store = max(LEAST_STORE, min(MOST_STORE, free // 3))
     with _on_loopback():
-        library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=store)
-    guard = ProcessGuard(children_with(str(Path(library.__file__).parent)))
+        started = library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=store)
+    guard = ProcessGuard(started.address_info["session_dir"])
     address = str(library.get_runtime_context().gcs_address)
     if not address.startswith(f"{LOOPBACK}:"):
         library.shutdown()

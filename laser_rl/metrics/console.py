@@ -1,6 +1,5 @@
 """The progress of a run or sweep in the terminal: a live table, or a plain line every few seconds where there is no terminal."""
 
-import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console as Terminal
-from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -32,23 +30,16 @@ class _Seen:
 class _Cell:
     """A table in the output of a notebook's cell, replaced in place; rich's own would need a package of widgets."""
 
-    def __init__(self, table: RenderableType) -> None:
+    def __init__(self, table: Table) -> None:
         from IPython.display import display  # type: ignore[import-not-found]  # noqa: PLC0415 - a notebook has it
 
-        self._handle = display(self._drawn(table), raw=True, display_id=True)
+        self._handle = display(table, display_id=True)
 
-    def update(self, table: RenderableType, *, refresh: bool = True) -> None:
-        self._handle.update(self._drawn(table), raw=True)
+    def update(self, table: Table, *, refresh: bool = True) -> None:
+        self._handle.update(table)
 
     def stop(self) -> None:
         """The table stays as it is."""
-
-    def _drawn(self, table: RenderableType) -> dict[str, str]:
-        paper = Terminal(file=io.StringIO(), record=True, width=_WIDE, force_jupyter=False, highlight=False)
-        paper.print(table)
-        page = '<pre style="line-height:normal;font-family:monospace">{code}</pre>'
-        html = paper.export_html(inline_styles=True, code_format=page, clear=False)
-        return {"text/html": html, "text/plain": paper.export_text()}
 
 
 class Console:
@@ -161,7 +152,7 @@ class Console:
             parts.insert(2, f"{self._measure()} mean {display.short(mean(returns.values()))}, {ends}")
         return " | ".join(parts)
 
-    def _table(self) -> RenderableType:
+    def _table(self) -> Table:
         known = self._known()
         if len(self._members) > 1:
             return self._lines("   ".join(f"{label} {text}" for label, text in known.items()))
@@ -178,7 +169,7 @@ class Console:
             table.add_row(*cells[start : start + 2 * pairs])
         return table
 
-    def _lines(self, totals: str) -> Group:
+    def _lines(self, totals: str) -> Table:
         returns, names = self._returns(), dict.fromkeys(name for one in self._settings for name in one)
         if not any(one.values for one in self._members):
             totals = f"{len(self._members)} members, starting"
@@ -199,7 +190,10 @@ class Console:
             ]
             cells = [f"{member} best" if member == best else str(member), *[settings] * bool(names), *counts, *trusted]
             table.add_row(*map(Text, cells), style="bold" if member == best else None)
-        return Group(Text(self._title, style="italic"), Text(totals), table)
+        page = Table.grid()
+        for part in (Text(self._title, style="italic"), Text(totals), table):
+            page.add_row(part)
+        return page
 
     def _show(self, now: float) -> None:
         self._shown, self._pending = now, False

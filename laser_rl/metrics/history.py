@@ -129,7 +129,7 @@ class History:
         self.has_members = False
         self.marks: list[tuple[float, float]] = []  # where the run was resumed: step and time
         self.events: deque[Row] = deque(maxlen=_EVENTS)
-        self._exploits: deque[Row] = deque(maxlen=_EXPLOITS)
+        self.exploits: deque[Row] = deque(maxlen=_EXPLOITS)
         self._tables: dict[tuple[str, int], Table] = {}
         self._newest: dict[tuple[str, int], deque[Row]] = {}
         self._counted: dict[tuple[int, str], tuple[int, float]] = {}
@@ -156,9 +156,10 @@ class History:
             if row["kind"] == "event":
                 self._flush(groups)
                 self.events.append(row)
+                self._newest_of("event", _own(row)).append(row)
                 who = row.get("member"), row.get("donor")
                 if row.get("event") == "exploit" and all(isinstance(one, int) and one < _MOST_MEMBERS for one in who):
-                    self._exploits.append(row)
+                    self.exploits.append(row)
                 if row.get("event") == "resumed":
                     self._void(row)
             else:
@@ -179,19 +180,19 @@ class History:
         past, last = self._counted.get((self._key(member), name), (0, 0.0))
         return past + int(last)
 
-    def newest(self, kind: Kind, member: int | None = None) -> list[Row]:
-        """The newest rows of a kind, in order: of each member, or of one."""
-        if member is not None:
-            return list(self._newest.get((kind, self._key(member)), ()))
-        return [row for (its, _), rows in sorted(self._newest.items()) if its == kind for row in rows]
+    def newest(self, kind: Kind | None, member: int) -> list[Row]:
+        """The newest rows of a kind, or of each kind, of a member."""
+        found = [rows for (its, own), rows in self._newest.items() if own == self._key(member) and kind in {None, its}]
+        return list(chain.from_iterable(found))
 
-    def kept(self) -> list[Row]:
-        """The newest rows of each kind and member, all exploits that are kept, and the last row."""
-        kinds: tuple[Kind, ...] = ("episode", "train", "sweep", "evaluation")
-        rows = [*chain.from_iterable(self.newest(kind) for kind in kinds), *self._exploits]
-        if self.last is not None and self.last["kind"] == "event" and self.last.get("event") != "exploit":
-            rows.append(self.last)
-        return rows
+    @property
+    def members(self) -> int:
+        """How many there are by the numbers in the rows; 0 of a single run."""
+        return 1 + max((member for _, member in self._newest), default=-1)
+
+    def _newest_of(self, kind: str, member: int) -> deque[Row]:
+        most = {"episode": _EPISODES, "evaluation": _EVALUATIONS}.get(kind, _NEWEST)
+        return self._newest.setdefault((kind, member), deque(maxlen=most))
 
     def _key(self, member: int) -> int:
         return member if self.has_members else -1
@@ -203,7 +204,7 @@ class History:
         for (kind, member), table in self._tables.items():
             if member == own:
                 table.void(limit.evaluated if kind == "evaluation" else limit.step, limit.update)
-        for rows in [*self._newest.values(), self._exploits]:
+        for rows in [*self._newest.values(), self.exploits]:
             held = [row for row in rows if _own(row) != own or not limit.voids(row)]
             rows.clear()
             rows.extend(held)
@@ -214,8 +215,7 @@ class History:
         groups.clear()
 
     def _keep(self, kind: str, member: int, rows: list[Row]) -> None:
-        most = {"episode": _EPISODES, "evaluation": _EVALUATIONS}.get(kind, _NEWEST)
-        self._newest.setdefault((kind, member), deque(maxlen=most)).extend(rows[-most:])
+        self._newest_of(kind, member).extend(rows)
         seen = dict.fromkeys(chain.from_iterable(rows[:: max(1, len(rows) // 50)]))
         seen |= dict.fromkeys(rows[-1])
         table = self._tables.setdefault((kind, member), Table())

@@ -162,15 +162,10 @@ class Stream:
             self._end = self._path.lstat().st_size
 
     def __iter__(self) -> Iterator[Row]:
-        marks = [
-            row
-            for piece in self._pieces()
-            if _MARK in piece
-            for row in rows_in(b"\n".join(line for line in piece.splitlines() if _MARK in line))
-        ]
+        marks = [row for piece in self._pieces() if _MARK in piece for row in rows_in(piece) if _is_mark(row)]
         # By member; the last one is the lowest of all marks that are still to come.
         limits: dict[object, list[Limit]] = {}
-        for mark in filter(_is_mark, reversed(marks)):
+        for mark in reversed(marks):
             own, limit = limits.setdefault(mark.get("member"), []), Limit.of(mark)
             own.append(Limit(*map(min, limit, own[-1])) if own else limit)
         for piece in self._pieces():
@@ -234,13 +229,9 @@ def read_from(path: str | Path, offset: int = 0, *, pieces_at_most: int | None =
 
 def last_row(path: Path) -> Row | None:
     """The last whole row of a log, without reading the rest of it."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            data = file.read(_LAST_BYTES)
-    except OSError:
-        return None
-    rows = rows_in(data[: data.rfind(b"\n") + 1])
+    rows: list[Row] = []
+    with contextlib.suppress(OSError, ConfigError):
+        rows, _ = read_from(path, max(0, path.lstat().st_size - _LAST_BYTES))
     return rows[-1] if rows else None
 
 

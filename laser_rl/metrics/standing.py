@@ -63,21 +63,21 @@ class TrialStanding(NamedTuple):
 
 def standing(run_dir: Path) -> list[MemberStanding]:
     """All members of a sweep, in order."""
-    return standing_of(History.read(run_dir / FILE).kept(), read_json(run_dir / SWEEP))
+    return standing_of(History.read(run_dir / FILE), read_json(run_dir / SWEEP))
 
 
-def standing_of(rows: Sequence[Row], sweep: Mapping[str, Any], now: float | None = None) -> list[MemberStanding]:
-    """The same from rows and the content of `sweep.json`, at a time."""
-    listed, owned = sweep.get("settings"), _by_member(rows)
+def standing_of(history: History, sweep: Mapping[str, Any], now: float | None = None) -> list[MemberStanding]:
+    """The same from what is remembered of the rows and the content of `sweep.json`, at a time."""
+    listed = sweep.get("settings")
     settings = dict(enumerate(listed)) if isinstance(listed, list) else {}
-    members = max([len(settings), *(member + 1 for member in owned)])
-    trusted = newest_means(rows, [f"acceptance_from_{source}" for source in range(members)], members)
-    moves, now = copies(rows), time.time() if now is None else now
+    members = max(len(settings), history.members)
+    trusted = newest_means(history, [f"acceptance_from_{source}" for source in range(members)], members)
+    moves, now = copies(history), time.time() if now is None else now
     found = []
     for member in range(members):
-        own, begun = owned.get(member, []), settings.get(member)
-        trained, times = [row for row in own if row["kind"] == "train"], _numbers(own, "time")
-        played = [row for row in own if row["kind"] == "evaluation" and _numbers([row], "mean")][-1:]
+        own, begun = history.newest(None, member), settings.get(member)
+        trained, times = history.newest("train", member), _numbers(own, "time")
+        played = [row for row in history.newest("evaluation", member) if _numbers([row], "mean")][-1:]
         interval = [*_numbers(played, "ci95_low"), *_numbers(played, "ci95_high")]
         now_set = dict(begun) if isinstance(begun, dict) else {}
         full = {display.last_name(name): name for name in now_set}
@@ -120,29 +120,27 @@ def state_of(last: Row | None, *, running: bool) -> str:
     return str(last["event"]) if last.get("event") in {"finished", "stopped"} else "broken off"
 
 
-def newest_means(rows: Iterable[Row], names: Sequence[str], members: int) -> Array:
+def newest_means(history: History, names: Sequence[str], members: int) -> Array:
     """[member, name]: means over the newest ten training rows of each member; NaN where there is no number."""
-    trained = _by_member(row for row in rows if row["kind"] == "train")
-    newest = [trained.get(member, [])[-10:] for member in range(members)]
+    newest = [history.newest("train", member) for member in range(members)]
     cells = [mean(row.get(name) for row in own) for own in newest for name in names]
     return np.array(cells, dtype=np.float64).reshape(members, len(names))
 
 
-def copies(rows: Iterable[Row]) -> list[Copy]:
+def copies(history: History) -> list[Copy]:
     """All exploits, in the order in which they happened."""
     found = []
-    for row in rows:
-        if row["kind"] == "event" and row.get("event") == "exploit" and "member" in row and "donor" in row:
-            who = int(row["step"]), int(row["member"]), int(row["donor"])
-            scores = float(row.get("score", math.nan)), float(row.get("donor_score", math.nan))
-            trial = (int(row["trial"]), str(row.get("ended", ""))) if "trial" in row else (None, "")
-            found.append(Copy(*who, *scores, _prefixed(row, "before_"), _prefixed(row, "after_"), *trial))
+    for row in history.exploits:
+        who = int(row["step"]), int(row["member"]), int(row["donor"])
+        scores = float(row.get("score", math.nan)), float(row.get("donor_score", math.nan))
+        trial = (int(row["trial"]), str(row.get("ended", ""))) if "trial" in row else (None, "")
+        found.append(Copy(*who, *scores, _prefixed(row, "before_"), _prefixed(row, "after_"), *trial))
     return found
 
 
-def trials(rows: Iterable[Row], members: Sequence[MemberStanding]) -> list[TrialStanding]:
+def trials(history: History, members: Sequence[MemberStanding]) -> list[TrialStanding]:
     """All trials of a search, in order: each ends where the next one of its member begins. None of a sweep that is no search."""
-    births = [one for one in copies(rows) if one.trial is not None]
+    births = [one for one in copies(history) if one.trial is not None]
     newest, found = {one.member: (one.member, 0) for one in members}, list[TrialStanding]()
     for one in births:
         trial, begun = newest[one.member]
@@ -153,15 +151,6 @@ def trials(rows: Iterable[Row], members: Sequence[MemberStanding]) -> list[Trial
         now = {display.last_name(name): value for name, value in member.settings.items()}
         found.append(TrialStanding(trial, member.member, begun, member.steps, "goes on", member.return_mean, now))
     return sorted(found)
-
-
-def _by_member(rows: Iterable[Row]) -> dict[int, list[Row]]:
-    """The rows of each member; rows of the sweep itself are left out."""
-    found: dict[int, list[Row]] = {}
-    for row in rows:
-        if "member" in row:
-            found.setdefault(int(row["member"]), []).append(row)
-    return found
 
 
 def _last(rows: Iterable[Row], name: str) -> Any:

@@ -1,7 +1,6 @@
 """The checks of `laser doctor`, one `Probe` for each part of the machine. They leave no file behind and contact no other machine."""
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from laser_rl import __version__, disk
+from laser_rl.checkpoint.lock import RunLock, owner
 
 Verdict = Literal["good", "warning", "bad"]
 CORE_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -142,7 +142,9 @@ def files(place: Path) -> Probe:
             start = time.perf_counter()
             for data in (b"old", b"new"):
                 disk.write_bytes(Path(name) / "a", data)  # as every file of a run
-            sync_s, locked = time.perf_counter() - start, _locks(Path(name) / "lock")
+            sync_s = time.perf_counter() - start
+            with RunLock(Path(name)):
+                locked = owner(Path(name)) is not None
     except OSError as error:
         todo = f"make {place} writable, or name another place with --out"
         return Probe("files", "bad", f"{type(error).__name__}: {error}", todo)
@@ -152,16 +154,6 @@ def files(place: Path) -> Probe:
         return Probe("files", "bad", f"{found}, locks do not", todo)
     slow = "a slow disk: save less often with --run.checkpoint-every-steps" if sync_s > SLOW_SYNC_S else ""
     return Probe("files", "warning" if slow else "good", f"{found}, locks work", slow)
-
-
-def _locks(path: Path) -> bool:
-    with path.open("w") as first, path.open("w") as second:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def gpu(seen: Mapping[str, Any], driver_gpus: Sequence[str]) -> Iterator[Probe]:

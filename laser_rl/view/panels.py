@@ -129,14 +129,14 @@ def _trust(subject: Subject, asked: Asked) -> Data:
 
 def _who(subject: Subject, asked: Asked) -> Data:
     count = len(subject.members)
-    newest = subject.history.newest("sweep")
+    newest = subject.history.newest("sweep", -1)
     cells = [
         [0.0 if i == j else mean(row.get(f"divergence_{i}_{j}") for row in newest) for j in range(count)]
         for i in range(count)
     ]
     known = any(math.isfinite(value) for i, row in enumerate(cells) for j, value in enumerate(row) if i != j)
-    trusted = newest_means(subject.rows, [f"acceptance_from_{n}" for n in range(count)], count)
-    by_age = newest_means(subject.rows, [f"acceptance_age_{age}" for age in range(len(_AGES))], count)
+    trusted = newest_means(subject.history, [f"acceptance_from_{n}" for n in range(count)], count)
+    by_age = newest_means(subject.history, [f"acceptance_age_{age}" for age in range(len(_AGES))], count)
     return {
         "members": count,
         "trusted": [numbers(row) for row in trusted],
@@ -158,7 +158,7 @@ def _shared(labels: Mapping[str, str], own: tuple[str, str], subject: Subject, a
 
 def _lineage(subject: Subject, asked: Asked) -> Data:
     count, end = len(subject.members), max((one.steps for one in subject.members), default=0)
-    history = [one for one in copies(subject.rows) if max(one.member, one.donor) < count and one.member != one.donor]
+    history = [one for one in copies(subject.history) if max(one.member, one.donor) < count and one.member != one.donor]
     pieces = []
     for member, changes in founders(history, count).items() if history else ():
         stops = [step for step, _ in changes[1:]] + [end]
@@ -168,7 +168,7 @@ def _lineage(subject: Subject, asked: Asked) -> Data:
 
 
 def _trials(subject: Subject, asked: Asked) -> Data:
-    found = trials(subject.rows, subject.members)
+    found = trials(subject.history, subject.members)
     names = list(dict.fromkeys(name for one in found for name in one.settings))
     lines = [[*one[:5], cell(one.score), *(cell(one.settings.get(name), 4) for name in names)] for one in found]
     return table(["trial", "member", "from step", "to step", "how it ended", "score", *names], lines)
@@ -245,7 +245,7 @@ PANELS: dict[str, Callable[[Subject, Asked], Data]] = {
     "ages": partial(_shared, _QUARTERS, ("replay_age_updates", "mean age")),
     "fill": partial(_shared, {"replay_fill": "replay"}, ("replay_fill", "replay")),
     "lineage": _lineage,
-    "copies": lambda subject, _: {"sentences": [*map(_sentence, reversed(copies(subject.rows)[-_MOST_COPIES:]))]},
+    "copies": lambda subject, _: {"sentences": [*map(_sentence, reversed(copies(subject.history)[-_MOST_COPIES:]))]},
     "trials": _trials,
     "settings": lambda subject, asked: scatter([subject], (), asked),
     **{name: partial(_trained, names) for name, names in TRAINED.items()},

@@ -58,18 +58,12 @@ class Subject:
     now: float = 0.0
 
     @cached_property
-    def rows(self) -> list[Row]:
-        """The newest rows of each member, and all exploits; those of a run are of member 0."""
-        rows = self.history.kept()
-        return rows if self.is_sweep else [{**row, "member": 0} for row in rows]
-
-    @cached_property
     def is_sweep(self) -> bool:
         return bool(self.files.sweep) or self.history.has_members
 
     @cached_property
     def members(self) -> list[MemberStanding]:
-        return standing_of(self.rows, self.files.sweep if self.is_sweep else {"settings": [{}]}, self.now)
+        return standing_of(self.history, self.files.sweep if self.is_sweep else {"settings": [{}]}, self.now)
 
     @cached_property
     def best(self) -> MemberStanding | None:
@@ -78,7 +72,8 @@ class Subject:
     @cached_property
     def mixed(self) -> bool:
         """Whether several tasks were learned, so that returns are normalised scores."""
-        return any("task" in row or display.is_mixture(row) for row in self.rows)
+        rows = (row for one in self.members for row in self.history.newest(None, one.member))
+        return any("task" in row or display.is_mixture(row) for row in rows)
 
     @property
     def score_label(self) -> str:

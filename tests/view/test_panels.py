@@ -76,7 +76,7 @@ def test_the_trust_of_one_learner_is_its_own(sweep):
 
 def test_lineage_and_copies_say_who_descends_from_whom(sweep):
     subject, members = sweep
-    data, history = panel(subject, "lineage"), copies(subject.rows)
+    data, history = panel(subject, "lineage"), copies(subject.history)
     assert data["copies"] == [(one.step, one.donor, one.member) for one in history]
     assert {one.member for one in history} == set(range(members))
     expected = founders(history, members)
