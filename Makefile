@@ -7,7 +7,7 @@ READY := .venv/.ready
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: demo test test-all faults fuzz soak docs check format weight mutants bench clean
+.PHONY: demo test test-all faults fuzz soak docs check format weight mutants bench bench-peers clean
 
 demo: $(BASE)
 	$(BIN)/laser sweep --recipe demo --out runs/demo --fresh
@@ -62,6 +62,11 @@ mutants: $(READY)
 bench: $(READY)
 	$(PIP) --editable ".[bench]"
 	$(BIN)/python benchmarks/loss.py
+
+# The package on one core beside the single-file example and stable-baselines3, which lies apart from the environment. Five minutes.
+bench-peers: $(READY)
+	$(PIP) --no-deps --upgrade --target .venv/.peers stable-baselines3 cloudpickle pandas
+	PYTHONPATH=.venv/.peers $(BIN)/python -m benchmarks.cpu peers --csv benchmarks/results/$$(date +%F)-cpu-peers.csv
 
 clean:
 	rm -rf .venv mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

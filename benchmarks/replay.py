@@ -291,6 +291,8 @@ def prioritised() -> list[dict[str, Any]]:
         store.insert(empty_unrolls(SMALL, unrolls))
         sampler = Prioritised(store, exponent=0.6, importance_exponent=1.0, uniform_share=0.1)
         random, seconds = np.random.default_rng(7), []
+        sampler.fill(123, random, batch, 0)
+        sampler.prioritise(np.arange(unrolls), random.random(unrolls))  # all different, as they are after a while
         for _ in range(500):
             store.insert(five)
             begin = time.perf_counter()

@@ -21,7 +21,6 @@ from laser_rl.config import (
     auto_slots,
     override,
 )
-from laser_rl.envs.make import is_atari, is_box2d
 from laser_rl.envs.records import BoxActions, EnvironmentSpec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, suggestion
@@ -352,6 +351,8 @@ def by_name(name: str, environment: str | None = None) -> Config:
 
 def for_environment(spec: EnvironmentSpec, environment: str) -> Config:
     """The recipe that fits what an environment looks like."""
+    from laser_rl.envs.make import is_atari, is_box2d  # noqa: PLC0415 - gymnasium, which no other recipe needs
+
     shapes = spec.observation.pictures
     if isinstance(spec.action, BoxActions):
         raw = {"network.normalise_observation": False} if shapes else {}  # the normaliser is for vectors

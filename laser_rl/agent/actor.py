@@ -110,20 +110,22 @@ class Actor:
         self._push(rows)
         episodes = self._count(rows)
         unrolls = self._record(rows)
-        self._ended[rows.slots] = rows.terminated | rows.truncated
         self._ready = rows.slots if among is None else np.concatenate([rows.slots, resting])
         return ActorStep(unrolls, episodes, rows.slots[~rows.is_first])
 
     def _seen(self, envs: Envs, at: Envs) -> Seen:
         """The newest row of each environment: it is the open unroll's row `at`."""
         recording = self._open
+        if not self.layout.state_size:
+            return Seen(channels(self._stack[envs]))
         first = cast("NDArray[np.bool_]", recording.is_first[envs, self.layout.context + at])
         last = recording.last_action[envs, at], recording.last_reward[envs, at]
         return Seen(channels(self._stack[envs]), first, *last, self._memory[envs])
 
     def _push(self, rows: Rows) -> None:
-        self._stack[rows.slots, :-1] = self._stack[rows.slots, 1:]
-        self._stack[rows.slots[rows.is_first], :-1] = 0
+        if self.layout.stack > 1:
+            self._stack[rows.slots, :-1] = self._stack[rows.slots, 1:]
+            self._stack[rows.slots[rows.is_first], :-1] = 0
         self._stack[rows.slots, -1] = rows.observation
 
     def _record(self, rows: Rows) -> Unrolls | None:
@@ -161,8 +163,9 @@ class Actor:
 
     def _taken(self, rows: Rows) -> Array:
         """The action that led to these rows; none led to an episode's first, or to a row after the stream was broken."""
-        action = self._open.action[rows.slots, self._cursor[rows.slots]]
-        return np.where(rows.is_first.reshape(-1, *[1] * (action.ndim - 1)), 0, action).astype(action.dtype)
+        action: Array = self._open.action[rows.slots, self._cursor[rows.slots]]
+        action[rows.is_first] = 0
+        return action
 
     def _begin_unrolls(self, rows: Rows) -> None:
         """Start anew at these rows; the context is what the stack still holds."""
@@ -176,11 +179,12 @@ class Actor:
         self._cursor[envs] = 0
 
     def _count(self, rows: Rows) -> list[Episode]:
-        envs = rows.slots
-        self._length[envs] = np.where(rows.is_first, 0, self._length[envs] + 1)
-        self._return[envs] = np.where(rows.is_first, 0.0, self._return[envs] + rows.reward)
-        ended = envs[rows.terminated | rows.truncated]
-        return [Episode(int(s), int(self._length[s]), float(self._return[s])) for s in ended]
+        envs, first = rows.slots, rows.slots[rows.is_first]
+        self._length[envs] += 1
+        self._return[envs] += rows.reward
+        self._length[first], self._return[first] = 0, 0.0
+        self._ended[envs] = ended = rows.terminated | rows.truncated
+        return [Episode(int(s), int(self._length[s]), float(self._return[s])) for s in envs[ended]]
 
     def state_dict(self) -> dict[str, dict[str, Array]]:
         """Open unrolls, stacks, counters, random numbers; and the environments, if they can be saved."""

@@ -164,10 +164,12 @@ class Learner:
             gradients = torch.autograd.grad(loss.total, parameters, materialize_grads=True)
             torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)  # type: ignore[misc]
             # Of the whole batch from here on: what is not finite on one rank is so on all, and all skip the update.
-            norm = self.team.sum(self.flat.gradient).norm()
+            norm = torch.linalg.vector_norm(self.team.sum(self.flat.gradient))
             finite = norm.isfinite()
             self._clip(norm)
-            self.optimiser.step(finite, self.flat.value, self.flat.gradient, self._rate)
+            known = self._launcher is None and self.device.type == "cpu"
+            if not known or finite:
+                self.optimiser.step(None if known else finite, self.flat.value, self.flat.gradient, self._rate)
             if (normaliser := self.network.normaliser) is not None:
                 # After the step: the loss sees the observations as the actor of this version did, and both move to the next one together.
                 normaliser.move(self.network.without_mask(batch.observation), batch.online, finite, self.team.sum)

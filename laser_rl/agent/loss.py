@@ -14,13 +14,13 @@ from laser_rl.errors import ConfigError
 from laser_rl.networks.agent_network import AgentNetwork, Output
 from laser_rl.networks.heads import PopArtHead, of_task
 from laser_rl.ops import pixel_control, rewards, trust_region
-from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, counted, reduce, value_loss
+from laser_rl.ops.actor_critic import ActorCriticLosses, actor_critic_losses, reduce, value_loss
 from laser_rl.ops.distributions import Family
 from laser_rl.ops.popart import normalise, sigma
 from laser_rl.types import Batch
 
 # Settings in which members side by side may differ; the others of `LossConfig` decide which operations are done.
-ROWWISE = ("discount", "entropy_cost", "baseline_cost", "reward_scale", "pixel_control_cost")
+ROWWISE = ("discount", "reward_scale", "baseline_cost", "entropy_cost", "pixel_control_cost")
 Relevance = Callable[[Family, Tensor, Tensor], object]
 """From a family and the parameters of policy and behaviour, each [T, B, P], to a number for each row [T, B]: small is trusted. The user
 wrote it, so its result is checked."""
@@ -40,23 +40,20 @@ class Hyper(NamedTuple):
     """The constants of Algorithm 1 for members side by side."""
 
     common: LossConfig
-    discount: Tensor  # [members], as all that follow
-    entropy_cost: Tensor
-    baseline_cost: Tensor
+    members: int
+    discount: Tensor  # [members]
     reward_scale: Tensor
-    pixel_control_cost: Tensor
-
-    @property
-    def members(self) -> int:
-        return len(self.discount)
+    costs: Tensor  # [4, members]: of policy (1), value, entropy and PixelControl
 
 
 def hyper_of(
     losses: Sequence[LossConfig], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Hyper:
     """The constants of several members, between which there are no `differences`."""
-    values = torch.tensor([[getattr(loss, name) for loss in losses] for name in ROWWISE], device=device, dtype=dtype)
-    return Hyper(losses[0], *values)
+    values = [[getattr(loss, name) for loss in losses] for name in ROWWISE[:2]]
+    values += [[1.0] * len(losses), *([getattr(loss, name) for loss in losses] for name in ROWWISE[2:])]
+    numbers = torch.tensor(values, device=device, dtype=dtype)
+    return Hyper(losses[0], len(losses), numbers[0], numbers[1], numbers[2:])
 
 
 def differences(one: LossConfig, other: LossConfig) -> list[str]:
@@ -90,25 +87,27 @@ def laser_loss(
     masks = (
         batch.is_transition,
         batch.online,
-        trust_region.within(relevance, columns(bound.expand(hyper.members), batch)),
+        trust_region.within(relevance, bound if bound.ndim == 0 else columns(bound, batch)),
     )
     clips = (common.clip_rho, common.clip_c) if common.returns == "vtrace" else (math.inf, math.inf)  # eq. return_is
     losses = actor_critic_losses(family, policy, value, *stored, *masks, clip_rho=clips[0], clip_c=clips[1])
     if popart is not None:
         losses = _in_units(popart, output, losses, batch.task, common.popart_step, team)
-    learned = (losses.learnable, losses.learnable, losses.learnable & batch.online, losses.learnable)
     rows = [losses.policy * batch.weight, losses.value * batch.weight, losses.entropy]
     rows += _pixels(network, output, batch, losses.learnable, common)
-    policy_loss, critic_loss, entropy_loss, *pixels_loss = _reduced(rows, learned, hyper, team)
-    total = policy_loss + hyper.baseline_cost * critic_loss + hyper.entropy_cost * entropy_loss
     with torch.no_grad():
-        numbers = _numbers(losses, batch, relevance, hyper, team)
-    found = team.sum(torch.stack([policy_loss, critic_loss, *pixels_loss]).detach())
-    numbers = {"policy_loss": found[0], "value_loss": found[1], **numbers}
-    if pixels_loss:
-        total = total + hyper.pixel_control_cost * pixels_loss[0]
-        numbers["pixel_control_loss"] = found[2]
-    return Loss(total.sum(), numbers, losses.learnable, relevance, losses.value.detach())
+        counts = _counts(losses, batch, hyper, team)
+    each = reduce(
+        torch.stack(rows), losses.learnable, common.reduction, members=hyper.members, count=counts[: len(rows)]
+    )
+    total = (each * hyper.costs[: len(rows)]).sum()
+    with torch.no_grad():
+        policy_loss, critic_loss, _, *pixels_loss = team.sum(each.detach())
+        numbers = {"policy_loss": policy_loss, "value_loss": critic_loss}
+        numbers |= _numbers(losses, batch, relevance, counts, hyper, team)
+        if pixels_loss:
+            numbers["pixel_control_loss"] = pixels_loss[0]
+    return Loss(total, numbers, losses.learnable, relevance, losses.value.detach())
 
 
 def behaviour_relevance(
@@ -160,16 +159,6 @@ def _pixels(
     return [pixel_control.q_loss(output.pixel_q, batch.action, cumulant, discount, learnable) * batch.weight]
 
 
-def _reduced(rows: Sequence[Tensor], masks: Sequence[Tensor], hyper: Hyper, team: Team) -> list[Tensor]:
-    """Reduce each loss [T, B] to this rank's part for each member; a mean is over the learnable steps of all ranks."""
-    how, members = hyper.common.reduction, hyper.members
-    counts: Sequence[Tensor | None] = [None] * len(masks)
-    if how == "mean" and team.size > 1:
-        counts = team.sum(torch.stack([counted(mask, members) for mask in masks])).unbind()
-    parts = zip(rows, masks, counts, strict=False)
-    return [reduce(row, mask, how, members=members, count=count) for row, mask, count in parts]
-
-
 def _in_units(
     popart: PopArtHead, output: Output, losses: ActorCriticLosses, task: Tensor, step: float, team: Team
 ) -> ActorCriticLosses:
@@ -198,33 +187,43 @@ def learned_discount(batch: Batch, hyper: Hyper) -> Tensor:
 
 def columns(numbers: Tensor, batch: Batch) -> Tensor:
     """One number for each member [K], as one for each of its columns [B]; of a single member [1], which fits all columns as it is."""
-    if len(numbers) == 1:
+    if numbers.shape[0] == 1:
         return numbers
     width = batch.online.shape[0] // len(numbers)
     return numbers[:, None].expand(-1, width).reshape(-1)
 
 
-def _numbers(losses: ActorCriticLosses, batch: Batch, relevance: Tensor, hyper: Hyper, team: Team) -> dict[str, Tensor]:
+def _counts(losses: ActorCriticLosses, batch: Batch, hyper: Hyper, team: Team) -> Tensor:
+    """How many steps each member has, of all ranks: first those that each loss is a mean over, then what `_numbers` reports."""
     clip_rho, clip_c = math.log(hyper.common.clip_rho), math.log(hyper.common.clip_c)
-    replayed, online = batch.is_transition & ~batch.online, batch.is_transition & batch.online
-    learnable = losses.learnable
-    # One sum over [rows, T, K, B] instead of eleven: small batches are limited by the number of operations.
+    online, learnable, is_transition = batch.online, losses.learnable, batch.is_transition
+    fresh, offered_online = learnable & online, is_transition & online
+    rho = learnable & (losses.log_ratio > clip_rho)
+    # One sum over [rows, T, K, B] instead of twelve: small batches are limited by the number of operations.
     masks = torch.stack(
         [
-            learnable & replayed,
-            replayed,
-            learnable & online,
-            online,
             learnable,
-            learnable & (losses.log_ratio > clip_rho),
-            learnable & (losses.log_ratio > clip_c),
-            learnable & batch.online,
+            learnable,
+            fresh,
+            learnable,
+            learnable & ~online,
+            is_transition & ~online,
+            fresh,
+            offered_online,
+            rho,
+            rho if clip_c == clip_rho else learnable & (losses.log_ratio > clip_c),
         ]
     )
-    counts = team.sum(torch.unflatten(masks, 2, (hyper.members, -1)).sum((1, 3))).float()
-    trusted, offered, trusted_online, offered_online, learned, rho, c, fresh = counts
+    return team.sum(torch.unflatten(masks, 2, (hyper.members, -1)).sum((1, 3)))
+
+
+def _numbers(
+    losses: ActorCriticLosses, batch: Batch, relevance: Tensor, counts: Tensor, hyper: Hyper, team: Team
+) -> dict[str, Tensor]:
+    replayed = batch.is_transition & ~batch.online
     kept = torch.stack([torch.where(replayed, relevance, 0.0), -losses.entropy.detach()])
     divergence, entropy = team.sum(torch.unflatten(kept, 2, (hyper.members, -1)).sum((1, 3)))
+    learned, _, fresh, _, trusted, offered, trusted_online, offered_online, rho, c = counts.float()
     return {
         "acceptance": trusted / offered,
         "acceptance_online": trusted_online / offered_online,

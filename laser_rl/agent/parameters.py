@@ -115,12 +115,13 @@ class Optimiser:
             self._constants |= {"decay": config.decay, "momentum": config.momentum}
         self.state: dict[str, Tensor] = (adam if self._adam else rmsprop).initial(value)._asdict()
 
-    def step(self, taken: Tensor, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
-        """Move `value` in place. Nothing moves where the device says that the step is not `taken`; the host need not look."""
+    def step(self, taken: Tensor | None, value: Tensor, gradient: Tensor, learning_rate: Tensor) -> None:
+        """Move `value` in place. Nothing moves where the device says that the step is not `taken`; None: the host knows that it is."""
         constants = {"learning_rate": learning_rate, **self._constants}
         if self._adam:
             adam.update(value, gradient, adam.AdamState(**self.state), taken, **constants)
         else:
+            taken = torch.ones((), dtype=torch.bool, device=value.device) if taken is None else taken
             rmsprop.update(value, gradient, rmsprop.RmsPropState(**self.state), taken, **constants)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,7 @@
 """The acting policy: from observations to actions and the distribution that they were drawn from."""
 
 import logging
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,13 +21,13 @@ log = logging.getLogger("laser_rl.agent")
 
 
 class Seen(NamedTuple):
-    """The newest row of n environments, and the memory before it."""
+    """The newest row of n environments; for a network with a memory also what that reads, and the memory before it."""
 
     observation: Array  # [n, ...], stacked as the network expects it
-    is_first: NDArray[np.bool_]
-    last_action: Array  # as stored
-    last_reward: Array
-    state: Array  # [n, S], the memory before this row
+    is_first: NDArray[np.bool_] = np.zeros(0, np.bool_)
+    last_action: Array = np.zeros(0)  # as stored
+    last_reward: Array = np.zeros(0)
+    state: Array = np.zeros(0)  # [n, S], the memory before this row
 
 
 class Decision(NamedTuple):
@@ -99,9 +100,8 @@ def choose(
     time to roll back.
     """
     behaviour = behaviour.float()
-    known = behaviour.isfinite()
-    if behaviour.is_cuda or not known.all():  # to look would wait for a GPU
-        broken = ~known.all(-1, keepdim=True)
+    if behaviour.is_cuda or not math.isfinite(behaviour.sum()):  # to look would wait for a GPU
+        broken = ~behaviour.isfinite().all(-1, keepdim=True)
         behaviour = torch.where(broken & (behaviour != FORBIDDEN), 0.0, behaviour)
     action = family.mode(behaviour) if deterministic else family.sample(behaviour, generator)
     return action, behaviour, family.to_environment(action)

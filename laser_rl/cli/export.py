@@ -9,10 +9,6 @@ import tyro
 
 from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
-from laser_rl.tools.hub import hub_api, upload, write_folder
-from laser_rl.tools.minari_dataset import export_minari
-from laser_rl.tools.onnx_policy import export_onnx
-from laser_rl.tools.source import copy_run, load_source
 from laser_rl.training.files import command_for
 
 
@@ -37,6 +33,10 @@ class Export:
     """Where Minari datasets go, instead of MINARI_DATASETS_PATH or ~/.minari/datasets."""
 
     def __call__(self) -> int:
+        from laser_rl.tools.minari_dataset import export_minari  # noqa: PLC0415 - they need torch, --help does not
+        from laser_rl.tools.onnx_policy import export_onnx  # noqa: PLC0415
+        from laser_rl.tools.source import copy_run, load_source  # noqa: PLC0415
+
         if self.onnx is None and self.minari is None and self.run is None:
             raise ConfigError("export what? say --onnx policy.onnx, --minari NAMESPACE/NAME-v0, --run DIR, or several")
         if self.replay_steps and self.run is None:
@@ -93,6 +93,8 @@ class Push:
             return 0
         if self.out is not None:
             raise ConfigError("--out is for --dry-run; an upload leaves no folder behind")
+        from laser_rl.tools.hub import hub_api, upload  # noqa: PLC0415
+
         api = hub_api()
         with tempfile.TemporaryDirectory(prefix="laser-push-") as folder:
             _prepare(self, Path(folder))
@@ -103,6 +105,9 @@ class Push:
 
 
 def _prepare(asked: Push, folder: Path) -> None:
+    from laser_rl.tools.hub import write_folder  # noqa: PLC0415
+    from laser_rl.tools.source import load_source  # noqa: PLC0415
+
     source = load_source(asked.run_dir, asked.member)
     files = write_folder(source, folder, asked.repo_id)
     print(f"{source}, in {folder}:")

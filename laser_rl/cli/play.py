@@ -11,8 +11,6 @@ from laser_rl.envs.scores import reference_of
 from laser_rl.evaluation.statistics import EvalResult
 from laser_rl.metrics import display
 from laser_rl.metrics.videos import BY_ENJOY, FOLDER
-from laser_rl.training.evaluate import chosen_member, evaluate, load_trained
-from laser_rl.training.filming import chosen_task, film
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,8 @@ class Evaluate(_Play):
     """Print everything, each return included, as JSON."""
 
     def __call__(self) -> int:
+        from laser_rl.training.evaluate import chosen_member, evaluate, load_trained  # noqa: PLC0415 - torch, which --help needs not
+
         member = chosen_member(self.run_dir, self.member)
         trained = load_trained(self.run_dir, member)
         result = evaluate(trained, episodes=self.episodes, deterministic=self.deterministic, seed=self.seed)
@@ -87,6 +87,9 @@ class Enjoy(_Play):
     max_steps: int = 10_000
 
     def __call__(self) -> int:
+        from laser_rl.training.evaluate import chosen_member, load_trained  # noqa: PLC0415
+        from laser_rl.training.filming import chosen_task, film  # noqa: PLC0415
+
         member = chosen_member(self.run_dir, self.member)
         trained = load_trained(self.run_dir, member)
         task, _ = chosen_task(trained.environment.id, self.task)

@@ -80,18 +80,18 @@ def counted(learnable: Bool[Tensor, "T B"], members: int = 1) -> Integer[Tensor,
 
 
 def reduce(
-    loss: Float[Tensor, "T B"],
+    loss: Float[Tensor, "*losses T B"],
     learnable: Bool[Tensor, "T B"],
     how: Reduction,
     *,
     members: int = 1,
-    count: Integer[Tensor, "{members}"] | None = None,
-) -> Float[Tensor, "{members}"]:
+    count: Integer[Tensor, "*losses {members}"] | None = None,
+) -> Float[Tensor, "*losses {members}"]:
     """Sum over batch and time (the paper's learning rates assume it), or mean over learnable steps (0 if there is none).
 
-    The columns of `members` members lie side by side, as many for each; each has a sum of its own. Where these columns are a part of a
-    batch, `count` is how many learnable steps the whole of it has: then the means of the parts add up to the mean of the whole. Means of
-    each part would not, unless all had as many.
+    Several losses are reduced at once. The columns of `members` members lie side by side, as many for each; each has a sum of its own. A
+    mean is over `count` steps, where it is given: those of another mask; or, where these columns are a part of a batch, those of the
+    whole of it, since means of parts would not add up to the mean of the whole.
 
     >>> mask = torch.tensor([[True, False], [True, False]])
     >>> reduce(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), mask, "mean")
@@ -100,8 +100,9 @@ def reduce(
     tensor([4., 5.])
     """
     if checks.active():
-        checks.rows(learnable, loss=loss)
-    total = torch.unflatten(loss, 1, (members, -1)).sum((0, 2))
+        for one in loss[None].flatten(0, -3):
+            checks.rows(learnable, loss=one)
+    total = torch.unflatten(loss, -1, (members, -1)).sum((-3, -1))
     if how == "sum":
         return total
     return total / (counted(learnable, members) if count is None else count).clamp(min=1)

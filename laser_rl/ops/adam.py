@@ -4,7 +4,7 @@ torch.optim.Adam has one rate and one count for a whole tensor; members of a swe
 copied another.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,7 +29,7 @@ def update(
     value: Float[Tensor, "*members P"],
     gradient: Float[Tensor, "*members P"],
     state: AdamState,
-    taken: Bool[Tensor, "*#members_and_1"],
+    taken: Bool[Tensor, "*#members_and_1"] | None,
     *,
     learning_rate: Float[Tensor, "*#members_and_1"],
     beta1: float = 0.9,
@@ -39,7 +39,8 @@ def update(
     """One step in place: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², value ← value − rate·(m/(1−β₁ⁿ)) / (√(v/(1−β₂ⁿ)) + ε).
 
     Where the device says that it is not `taken`, nothing changes, whatever the gradient: as in `rmsprop.update` such a step has gradient 0,
-    weights that keep the moments, and rate 0. `taken` and `learning_rate` are one number, or one for each member's row.
+    weights that keep the moments, and rate 0. `taken` and `learning_rate` are one number, or one for each member's row. `taken` is None
+    where the host knows that the step is taken: half of the operations are masks.
 
     >>> value, state = torch.zeros(1), initial(torch.zeros(1))
     >>> for gradient in (torch.tensor([torch.inf]), torch.tensor([2.0])):
@@ -48,15 +49,19 @@ def update(
     tensor([-0.1000])
     """
     mean, square, steps = state
+
+    def factor(number: float, otherwise: float) -> Any:
+        return number if taken is None else torch.where(taken, value.new_full((), number), otherwise)
+
     with torch.no_grad():
-        step = torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN
-        mean.lerp_(step, torch.where(taken, value.new_full((), 1 - beta1), 0.0))
-        square.mul_(torch.where(taken, value.new_full((), beta2), 1.0)).addcmul_(step, step, value=1 - beta2)
-        steps.add_(taken)
-        count = steps.clamp(min=1)  # before the first step that is taken: 0/0
-        bias = 1 - beta1**count
+        step = gradient if taken is None else torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN
+        mean.lerp_(step, factor(1 - beta1, 0.0))
+        square.mul_(factor(beta2, 1.0)).addcmul_(step, step, value=1 - beta2)
+        count = steps.add_(1 if taken is None else taken).clamp(min=1)  # before the first step that is taken: 0/0
+        # `rsub` and `pow`: the operators between a number and a tensor take a way through Python.
+        bias = torch.rsub(torch.pow(beta1, count), 1)
         # torch divides one number by a tensor as a product with the reciprocal; rates of members' rows are divided by it.
         rate = learning_rate / bias if learning_rate.ndim else bias.reciprocal() * learning_rate
-        rate = torch.where(taken, rate, 0.0)
-        spread = torch.sqrt(square, out=step).div_((1 - beta2**count).sqrt()).add_(epsilon)
+        rate = rate if taken is None else torch.where(taken, rate, 0.0)
+        spread = square.sqrt().div_(torch.rsub(torch.pow(beta2, count), 1).sqrt()).add_(epsilon)
         value.sub_(torch.div(mean, spread, out=spread).mul_(rate))

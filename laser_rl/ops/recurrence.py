@@ -30,7 +30,8 @@ def backward_recurrence(addend: Float[Tensor, "T *rest"], factor: Float[Tensor, 
     acc = addend
     while reach < steps:
         acc = torch.cat([torch.addcmul(acc[:-reach], factor[: steps - reach], acc[reach:]), acc[-reach:]])
-        factor = factor[:-reach] * factor[reach:]  # rows whose partner lies behind the end are not needed again
+        if 2 * reach < steps:  # rows whose partner lies behind the end are not needed again
+            factor = factor[:-reach] * factor[reach:]
         reach *= 2
     return acc
 

@@ -63,7 +63,7 @@ def vtrace(
         checks.finite(**values)  # rows before one that is not learnable bootstrap from its value
     with torch.no_grad():
         rho = clipped_ratio(log_ratio, clip_rho)
-        trace = discount * clipped_ratio(log_ratio, clip_c)
+        trace = discount * (rho if clip_c == clip_rho else clipped_ratio(log_ratio, clip_c))
         td_error = reward + discount * next_value - value
         # `where`, not a product with the mask: what stands in a row that is not learnable may be NaN, and NaN · 0 is NaN.
         nothing = td_error.new_zeros(())

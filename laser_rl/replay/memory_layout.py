@@ -77,6 +77,12 @@ class Parts(NamedTuple):
     frames: Tensor  # uint8 [B, T+1, stack · frame_bytes]; without stacking [B, context + T+1, frame_bytes]
 
 
+class _Views(Batch):
+    """A batch that knows the blocks that it lies in: to find them again would cost as much as to copy a small batch."""
+
+    parts: Parts
+
+
 @lru_cache(maxsize=64)
 def shape_of(layout: UnrollLayout) -> Shape:
     names, formats, offsets, at = [], [], [], 0
@@ -149,24 +155,18 @@ def views(layout: UnrollLayout, parts: Parts) -> Batch:
         field = raw.view(_torch_type(dtype.base)).reshape(columns, *dtype.shape)
         fields[name] = field.transpose(0, 1) if dtype.shape and name != "state" else field  # a state has no rows
     fields["is_first"] = fields["is_first"][layout.context :]
-    return Batch(**fields)
+    batch = _Views(**fields)
+    batch.parts = parts
+    return batch
 
 
 def parts_of(layout: UnrollLayout, batch: Batch) -> Parts:
     """The blocks behind a batch of `allocate` or `DeviceBatch`; ValueError for any other."""
-    sizes, columns = shape_of(layout), batch.online.shape[0]
-    rows, frame = batch.observation.shape[0], sizes.frame_bytes
-    frame *= sizes.stack if rows == layout.steps + 1 else 1
-    records, frames = batch.online.untyped_storage(), batch.observation.untyped_storage()
-    if (records.nbytes(), frames.nbytes()) != (columns * sizes.record_bytes, columns * rows * frame):
-        raise ValueError(
-            "the batch does not lie in two blocks of this layout; make it with laser_rl.replay.memory_layout.allocate"
-        )
-    empty = torch.empty(0, dtype=torch.uint8, device=batch.online.device)
-    empty_frames = torch.empty(0, dtype=torch.uint8, device=batch.online.device)
-    return Parts(
-        empty.set_(records, 0, (columns, sizes.record_bytes)),  # type: ignore[call-overload]
-        empty_frames.set_(frames, 0, (columns, rows, frame)),  # type: ignore[call-overload]
+    parts: Parts | None = getattr(batch, "parts", None)
+    if parts is not None and parts.records.shape[1] == shape_of(layout).record_bytes:
+        return parts
+    raise ValueError(
+        "the batch does not lie in two blocks of this layout; make it with laser_rl.replay.memory_layout.allocate"
     )
 
 

@@ -115,7 +115,7 @@ class VectorizedLearners:
             self.gradient.mul_((limit / (norms + 1e-6)).clamp(max=1.0)[:, None])
         rates = [learner.learning_rate(done) for learner, done in zip(self.learners, progress, strict=True)]
         rate = torch.tensor(rates, device=self.value.device)[:, None]
-        self._optimiser.step(norms.isfinite().all(), self.value, self.gradient, rate)
+        self._optimiser.step(None, self.value, self.gradient, rate)
 
 
 class StackedPolicy:

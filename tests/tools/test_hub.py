@@ -9,7 +9,7 @@ import yaml
 import laser_rl
 from laser_rl import LASER
 from laser_rl.checkpoint import newest_step
-from laser_rl.cli import export, main
+from laser_rl.cli import main
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read
 from laser_rl.tools import hub
@@ -41,7 +41,7 @@ class FakeHub:
 @pytest.fixture
 def api(monkeypatch):
     fake = FakeHub()
-    monkeypatch.setattr(export, "hub_api", lambda: fake)
+    monkeypatch.setattr(hub, "hub_api", lambda: fake)
     return fake
 
 

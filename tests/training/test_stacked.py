@@ -159,7 +159,7 @@ def test_a_copy_takes_parameters_and_optimiser_and_keeps_what_is_its_own():
     assert recipient.optimiser.state["step"].item() == 3
     assert (recipient.version, donor.version) == (4, 3)
     assert recipient.learning_rate(0.0) == 0.5
-    assert recipient.hyper.entropy_cost.tolist() == [0.25]
+    assert recipient.hyper.costs[2].tolist() == [0.25]
     broken = copy.deepcopy(donor.state_dict().tensors)
     broken["network"]["policy_head.bias"][0] = torch.nan
     before = stack.value[0].clone()

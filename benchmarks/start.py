@@ -1,0 +1,90 @@
+"""How long commands take to begin: `import laser_rl`, every command that needs no tensor, and the first row of `laser train` on CartPole.
+
+    python -m benchmarks.start --csv FILE
+
+CPU seconds of a process of its own with one thread, the median of three: on an idle machine the clock says the same, and a busy one
+disturbs them less. All files are in the page cache.
+"""
+
+import argparse
+import csv
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+REPEATS, PAUSE_S, PATIENCE_S = 3, 0.005, 60.0
+LASER = (sys.executable, "-m", "laser_rl")
+COMMANDS = {
+    "import laser_rl": (sys.executable, "-c", "import laser_rl"),
+    "import torch, for comparison": (sys.executable, "-c", "import torch"),
+    "laser --help": (*LASER, "--help"),
+    "laser train --help": (*LASER, "train", "--help"),
+    "laser evaluate --help": (*LASER, "evaluate", "--help"),
+    "laser export --help": (*LASER, "export", "--help"),
+    "laser status RUN": (*LASER, "status", "RUN"),
+    "laser config show": (*LASER, "config", "show"),
+    "laser config show --run-dir RUN": (*LASER, "config", "show", "--run-dir", "RUN"),
+    "laser report RUN": (*LASER, "report", "RUN"),
+    "laser dashboard --help": (*LASER, "dashboard", "--help"),
+    "laser check-env --help": (*LASER, "check-env", "--help"),
+    "laser experiment --help": (*LASER, "experiment", "--help"),
+}
+TRAIN = (*LASER, "train", "--env", "CartPole-v1", "--plain", "--run.evaluate-episodes", "1", "--steps", "3000", "--out")
+
+
+def timed(command: tuple[str, ...], run_dir: Path) -> float:
+    """Seconds of one call."""
+    words = [str(run_dir) if word == "RUN" else word for word in command]
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(words, cwd=ROOT, env=environment(), check=True, capture_output=True)  # noqa: S603
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return end.ru_utime - begin.ru_utime + end.ru_stime - begin.ru_stime
+
+
+def environment() -> dict[str, str]:
+    """One thread, so that other cores do not help."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def first_row(run_dir: Path) -> float:
+    """Seconds until the log of a new run has its first row about training."""
+    begin, log = time.perf_counter(), run_dir / "metrics.jsonl"
+    with subprocess.Popen(  # noqa: S603
+        [*TRAIN, str(run_dir)], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while not (log.exists() and '"train"' in log.read_text(encoding="utf-8")):
+            if process.poll() not in (None, 0) or time.perf_counter() - begin > PATIENCE_S:
+                raise SystemExit("laser train has written no row")
+            time.sleep(PAUSE_S)
+        ticks = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measure all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        first = [first_row(Path(folder) / f"run-{number}") for number in range(REPEATS)]
+        found = {"laser train, first row": statistics.median(first)}
+        for name, command in COMMANDS.items():
+            found[name] = statistics.median(timed(command, Path(folder) / "run-0") for _ in range(REPEATS))
+    rows = [{"what": name, "seconds": round(seconds, 3)} for name, seconds in found.items()]
+    for row in rows:
+        print(f"{row['seconds']:7.3f} s  {row['what']}")
+    if arguments.csv:
+        with arguments.csv.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
