@@ -199,21 +199,11 @@ def _counts(losses: ActorCriticLosses, batch: Batch, hyper: Hyper, team: Team) -
     online, learnable, is_transition = batch.online, losses.learnable, batch.is_transition
     fresh, offered_online = learnable & online, is_transition & online
     rho = learnable & (losses.log_ratio > clip_rho)
+    c = rho if clip_c == clip_rho else learnable & (losses.log_ratio > clip_c)
+    behind_means = [learnable, learnable, fresh, learnable]
+    reported = [learnable & ~online, is_transition & ~online, fresh, offered_online, rho, c]
     # One sum over [rows, T, K, B] instead of twelve: small batches are limited by the number of operations.
-    masks = torch.stack(
-        [
-            learnable,
-            learnable,
-            fresh,
-            learnable,
-            learnable & ~online,
-            is_transition & ~online,
-            fresh,
-            offered_online,
-            rho,
-            rho if clip_c == clip_rho else learnable & (losses.log_ratio > clip_c),
-        ]
-    )
+    masks = torch.stack(behind_means + reported)
     return team.sum(torch.unflatten(masks, 2, (hyper.members, -1)).sum((1, 3)))
 
 

@@ -44,17 +44,11 @@ NONE = -1  # in place of an id
 
 
 class _Ring:
-    """The rows of a store, first in, first out. Everything but the properties and `len` is called under the lock of the room."""
+    """The rows of a store, first in, first out. Everything is called under the lock of the room."""
 
     def __init__(self, room: Room, budget_bytes: int | None) -> None:
         self._room, self._count, self._budget_bytes = room, room.words, budget_bytes
         self._capacity = len(room.members)
-
-    def __len__(self) -> int:
-        while True:
-            first, end = self._count[FIRST], self._count[NEXT]
-            if first == self._count[FIRST]:  # it has not moved meanwhile: the two belong together
-                return max(0, end - first)
 
     def held(self) -> Ids:
         return np.arange(self._count[FIRST], self._count[NEXT]) % self._capacity
@@ -173,7 +167,8 @@ class Replay:
         return Handle(self._room.file, steps, self.codec, self.budget_bytes)
 
     def __len__(self) -> int:
-        return len(self._ring)
+        first, end = self.span()
+        return end - first
 
     @property
     def first_id(self) -> int:

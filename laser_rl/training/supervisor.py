@@ -141,9 +141,6 @@ class SweepSupervisor(Run, ABC):
             training.steps = int(self._states.steps[number])
         self._ended = all(ended)
 
-    def _applied(self, exploit: Exploit) -> bool:
-        return self.trainings[exploit.member].has_applied(exploit)
-
     def _exploit(self) -> None:
         """Decide on what is published, and see to it that what was decided is done: a member that was killed is told again."""
         if self.population is None or self.stop.reason is not None:

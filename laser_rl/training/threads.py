@@ -189,6 +189,13 @@ def run_local(trainer: Trainer) -> None:
     locks = Gate("the actor to finish its step"), Gate("the batch that is being filled")
     acting.set()
     feed = BatchSource(training, inbox, acting, locks[1])
+
+    @contextlib.contextmanager
+    def paused() -> Iterator[None]:
+        with locks[0], locks[1]:
+            feed.settle()
+            yield
+
     threads, stream = torch.get_num_threads(), own_stream(learner.device, "acting")
 
     def act() -> None:
@@ -210,7 +217,7 @@ def run_local(trainer: Trainer) -> None:
     training.extra["queues"] = lambda: {"queue_inbox": inbox.depth(), "queue_batches": ahead.depth()}
     thread.start()
     try:
-        learn_ahead(training, ahead, publish, lambda: trainer.between(locks, settle=feed.settle))
+        learn_ahead(training, ahead, publish, lambda: trainer.between(paused))
     finally:
         del training.extra["queues"]  # batches may be large
         stop.request(FINISHED)

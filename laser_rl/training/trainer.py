@@ -1,5 +1,6 @@
 """One run, of one agent or of a sweep: every member at the same speed, one stop, one checkpoint, and rows about all members together."""
 
+import contextlib
 import functools
 import logging
 import time
@@ -19,7 +20,7 @@ from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import derive, stores_of
 from laser_rl.training.evaluate import Result
 from laser_rl.training.member_group import MemberGroup
-from laser_rl.training.member_training import Callback, Locks, MemberTraining, held
+from laser_rl.training.member_training import Callback, MemberTraining, Pause
 from laser_rl.training.pbt import Exploit, PbtState
 from laser_rl.training.saving import NoSpace
 from laser_rl.training.search import SearchState
@@ -126,8 +127,7 @@ class Run:
         return Result(members, tuple(filter(self._applied, made)), interrupted, self.saved)
 
     def _applied(self, exploit: Exploit) -> bool:
-        """Whether the member has made this copy; a supervisor asks the member's own state."""
-        return True
+        return self.trainings[exploit.member].has_applied(exploit)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -254,15 +254,14 @@ class Trainer(Run):
             self._survey()
         return True
 
-    def between(self, locks: Locks = (), settle: Callable[[], None] = lambda: None) -> None:
-        """In this order, so that a checkpoint has all rows of its step before it; the locks stop other threads while state is taken."""
+    def between(self, paused: Pause = contextlib.nullcontext) -> None:
+        """In this order, so that a checkpoint has all rows of its step before it; other threads are paused while state is taken."""
         for training in self.trainings:
-            training.between(locks)
+            training.between(paused)
         self.exploit()
         # Not at the very end: `launch` saves there, after the last rows. A checkpoint before them would let a resumed run write them twice.
         if self.goes_on() and self._save_is_due():
-            with held(locks):
-                settle()
+            with paused():
                 if self.goes_on():
                     self.save(last=False)
 

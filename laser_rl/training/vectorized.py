@@ -61,18 +61,21 @@ class VectorizedLearners:
         for row, learner in enumerate(learners):
             learner.flat.move(self.value[row], self.gradient[row])
             learner.optimiser.move({name: rows[row] for name, rows in self._optimiser.state.items()})
-        self._places = first.flat.places
-        rows = {place: self.value[:, place.first : place.last] for place in self._places}
-        self._views = {place.name: shaped(own, place.shape).detach() for place, own in rows.items()}
+        self._values, self._gradients = (
+            {place.name: shaped(rows[:, place.first : place.last], place.shape) for place in first.flat.places}
+            for rows in (self.value, self.gradient)
+        )
         self._all = list(range(count))
         self.family = first.family
 
+    def _which(self, rows: Sequence[int]) -> slice | list[int]:
+        """An index of these members; of all it gives views."""
+        return slice(None) if list(rows) == self._all else list(rows)
+
     def parameters(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Parameters of these members by name, with a leading dimension; views if these are all members."""
-        if list(rows) == self._all:
-            return {name: view.detach() for name, view in self._views.items()}
-        chosen = torch.as_tensor(rows, device=self.value.device)
-        return {name: view[chosen] for name, view in self._views.items()}
+        which = self._which(rows)
+        return {name: values[which] for name, values in self._values.items()}
 
     def update(self, rows: Sequence[int], batch: Batch, *, progress: Sequence[float]) -> None:
         """One gradient step for each of these members, ascending; the batch has the columns of the first, then those of the second."""
@@ -85,7 +88,8 @@ class VectorizedLearners:
             hyper, bound = hyper_of([x.loss for x in learners], device), torch.stack([x.bound for x in learners])
             loss = laser_loss(self.family, output, batch, hyper, bound)
             gradients = torch.autograd.grad(loss.total, list(parameters.values()))
-            self._place(rows, gradients)
+            for rows_of_it, gradient in zip(self._gradients.values(), gradients, strict=True):
+                rows_of_it[self._which(rows)] = gradient
             norms = self.gradient.norm(dim=1)
             finite = norms.isfinite().tolist()
             self._step(rows, norms, finite, progress)
@@ -98,11 +102,6 @@ class VectorizedLearners:
         for number, (row, learner) in enumerate(zip(rows, learners, strict=True)):
             own = None if counted is None else counted[number]
             learner.count(names, values[number], own, learned=finite[row])
-
-    def _place(self, rows: Sequence[int], gradients: Sequence[Tensor]) -> None:
-        which = slice(None) if list(rows) == self._all else list(rows)
-        for place, gradient in zip(self._places, gradients, strict=True):
-            shaped(self.gradient[:, place.first : place.last], place.shape)[which] = gradient
 
     def _step(self, rows: Sequence[int], norms: Tensor, finite: list[bool], progress: Sequence[float]) -> None:
         if list(rows) != self._all or not all(finite):  # one by one; rows are views of the same memory
