@@ -75,17 +75,13 @@ class _Ring:
         return begin
 
     def _add_raw(self, packed: Packed, members: NDArray[np.int32]) -> None:
-        count, at = len(packed.records), 0
-        while at < count:
-            slot = self._count[NEXT] % self._capacity
-            piece = slice(at, min(count, at + self._capacity - slot))  # up to the end of the ring
-            rows, end = slice(slot, slot + piece.stop - at), self._count[NEXT] + piece.stop - at
-            self._count[FIRST] = max(self._count[FIRST], end - self._capacity)
-            self._room.frames[rows] = packed.frames[piece]
-            self._room.records[rows] = packed.records[piece]
-            self._room.members[rows] = members[piece]
-            self._count[NEXT] = end
-            at = piece.stop
+        end, kept = self._count[NEXT] + len(members), slice(-self._capacity, None)  # more do not fit
+        rows = np.arange(end - len(members), end)[kept] % self._capacity
+        self._count[FIRST] = max(self._count[FIRST], end - self._capacity)
+        self._room.frames[rows] = packed.frames[kept]
+        self._room.records[rows] = packed.records[kept]
+        self._room.members[rows] = members[kept]
+        self._count[NEXT] = end
 
     def _add_block(self, block: memoryview, record: Bytes, member: np.int32, budget_bytes: int) -> None:
         room, count, size = self._room, self._count, block.nbytes
@@ -112,7 +108,9 @@ class _Ring:
     def _settle(self) -> None:
         if not self._count[UNSETTLED]:
             return
-        self._count[NEXT] = max(self._count[NEXT], self._count[FIRST])  # it was in `begin_at`
+        self._count[NEXT] = max(
+            self._count[NEXT], self._count[FIRST]
+        )  # it was in `begin_at`, or in an insert of more than fits
         if self._budget_bytes is not None:
             self._count[COMPRESSED] = int(self._room.length[self.held()].sum())
         self._count[UNSETTLED] = 0

@@ -114,7 +114,8 @@ class SearchState:
         for member in ended[: max(0, self.config.trials - len(self.trials))]:
             donor = member if heir is None else heir  # its own number stands for new parameters
             number = len(self.trials)
-            after = self._proposed(number)
+            asked = self._study(sampler_seed=(self.seed + number) % 2**32).ask(self._distributions())
+            after = {name: float(asked.params[name]) for name in self.space}
             exploits.append(
                 Exploit(
                     number=len(self.history) + len(exploits),
@@ -152,14 +153,9 @@ class SearchState:
 
     def _prunes(self, trial: Trial) -> bool:
         study = self._study(sampler_seed=0)
-        stored = study.trials[trial.number]
-        pruned = bool(study.pruner.prune(study, stored))
+        pruned = bool(study.pruner.prune(study, study.trials[trial.number]))
         trial.attributes = dict(study.trials[trial.number].system_attrs)
         return pruned
-
-    def _proposed(self, number: int) -> dict[str, float]:
-        asked = self._study(sampler_seed=(self.seed + number) % 2**32).ask(self._distributions())
-        return {name: float(asked.params[name]) for name in self.space}
 
     def _distributions(self) -> dict[str, Any]:
         """Optuna's for ours; the numbers of a choice may be text, as YAML reads 1e-3."""
@@ -179,8 +175,7 @@ class SearchState:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         samplers: Any = optuna.samplers
         pruners: Any = optuna.pruners
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             sampler: Any = {
                 "tpe": lambda: samplers.TPESampler(seed=sampler_seed, constant_liar=True),
                 "gp": lambda: samplers.GPSampler(seed=sampler_seed),
