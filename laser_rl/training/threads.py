@@ -101,8 +101,8 @@ class ThreadInbox:
 class BatchSource:
     """Fills batches from the inbox, in the thread that gathers ahead; ends after the actor has ended and nothing is left."""
 
-    def __init__(self, training: MemberTraining, inbox: ThreadInbox, acting: threading.Event) -> None:
-        self._training, self._inbox, self._acting = training, inbox, acting
+    def __init__(self, training: MemberTraining, inbox: ThreadInbox) -> None:
+        self._training, self._inbox, self.ended = training, inbox, threading.Event()  # the actor has ended
         self.stepping, self._lock = Gate("the actor to finish its step"), Gate("the batch that is being filled")
         self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
         self._waiting = StallWarning("the learner", "unrolls from the actor")
@@ -112,7 +112,7 @@ class BatchSource:
         with self._lock:
             if mixer.ready():
                 return True
-        ended = not self._acting.is_set()
+        ended = self.ended.is_set()
         delivery = None if self._training.stop.reason else self._inbox.take(0.0 if ended else timeout_s)
         if delivery is not None:
             self._waiting.over()
@@ -193,9 +193,7 @@ def run_local(trainer: Trainer) -> None:
     # Slots are shifted against each other, so a step of all of them ends this many unrolls.
     at_once = max(1, config.environment.slots // config.loss.unroll_steps)
     inbox = ThreadInbox(max(1, config.run.queued_updates * max(1, member.mixer.counts.online) // at_once))
-    acting = threading.Event()
-    acting.set()
-    feed = BatchSource(training, inbox, acting)
+    feed = BatchSource(training, inbox)
     threads, stream = torch.get_num_threads(), own_stream(learner.device, "acting")
 
     def act() -> None:
@@ -207,7 +205,7 @@ def run_local(trainer: Trainer) -> None:
         except BaseException as error:
             training.failed(error)
         finally:
-            acting.clear()
+            feed.ended.set()
 
     def publish() -> None:
         mailbox.publish(learner.flat.value, learner.version)

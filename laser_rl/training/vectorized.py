@@ -23,7 +23,6 @@ from laser_rl.networks.agent_network import side_by_side
 from laser_rl.networks.recurrent import NoMemory
 from laser_rl.networks.torso import MLP
 from laser_rl.ops import checks
-from laser_rl.ops.distributions import Family
 from laser_rl.replay.memory_layout import allocate
 from laser_rl.training.build import Member
 from laser_rl.training.member_group import MemberGroup, PinnedBatch
@@ -65,12 +64,11 @@ class VectorizedLearners:
             {place.name: shaped(rows[:, place.first : place.last], place.shape) for place in first.flat.places}
             for rows in (self.value, self.gradient)
         )
-        self._all = list(range(count))
         self.family = first.family
 
     def _which(self, rows: Sequence[int]) -> slice | list[int]:
         """An index of these members; of all it gives views."""
-        return slice(None) if list(rows) == self._all else list(rows)
+        return slice(None) if len(rows) == len(self.learners) else list(rows)
 
     def parameters(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Parameters of these members by name, with a leading dimension; views if these are all members."""
@@ -104,7 +102,7 @@ class VectorizedLearners:
             learner.count(names, values[number], own, learned=finite[row])
 
     def _step(self, rows: Sequence[int], norms: Tensor, finite: list[bool], progress: Sequence[float]) -> None:
-        if list(rows) != self._all or not all(finite):  # one by one; rows are views of the same memory
+        if len(rows) < len(self.learners) or not all(finite):  # one by one; rows are views of the same memory
             for row, done in zip(rows, progress, strict=True):
                 if finite[row]:
                     self.learners[row].step(norms[row], done)
@@ -123,7 +121,6 @@ class StackedPolicy:
     def __init__(self, stack: VectorizedLearners, slots: int, *, seed: int) -> None:
         self._stack, self._slots = stack, slots
         self.device = stack.value.device
-        self.family: Family = stack.family
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self._members = len(stack.learners)
         self._forward = side_by_side(stack.learners[0].network, self._members)
@@ -135,10 +132,10 @@ class StackedPolicy:
         seen = np.zeros((count, *rows.observation.shape[1:]), rows.observation.dtype)
         seen[envs] = rows.observation
         with checks.unchecked():
-            parameters = self._stack.parameters(list(range(self._members)))
+            parameters = self._stack.parameters(range(self._members))
             output = self._forward(parameters, torch.from_numpy(seen).to(self.device).unsqueeze(0))
             behaviour = output.policy[0, torch.from_numpy(envs).to(self.device)]
-            return Decision(*(part.cpu().numpy() for part in choose(self.family, behaviour, self.generator)))
+            return Decision(*(part.cpu().numpy() for part in choose(self._stack.family, behaviour, self.generator)))
 
 
 class VectorizedGroup(MemberGroup):
