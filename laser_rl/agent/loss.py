@@ -84,11 +84,8 @@ def laser_loss(
     relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
     value = output.value if popart is None else popart.value(output.value, batch.task)
     stored = (batch.behaviour, batch.action, learned_reward(batch, hyper), learned_discount(batch, hyper))
-    masks = (
-        batch.is_transition,
-        batch.online,
-        trust_region.within(relevance, bound if bound.ndim == 0 else columns(bound, batch)),
-    )
+    trusted = trust_region.within(relevance, bound if bound.ndim == 0 else columns(bound, batch))
+    masks = (batch.is_transition, batch.online, trusted)
     clips = (common.clip_rho, common.clip_c) if common.returns == "vtrace" else (math.inf, math.inf)  # eq. return_is
     losses = actor_critic_losses(family, policy, value, *stored, *masks, clip_rho=clips[0], clip_c=clips[1])
     if popart is not None:

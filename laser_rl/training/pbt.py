@@ -139,9 +139,7 @@ class PbtState:
             elif after == values[donor]:
                 continue
             number = len(self.history) + len(exploits)
-            told = (values[row.member], after)
-            scored = (score_of(row), score_of(standing[donor]))
-            exploits.append(Exploit(number, int(row.steps), row.member, donor, *scored, *told))
+            exploits.append(exploit_between(number, row, standing[donor], values[row.member], after))
         self.history += exploits
         return exploits
 
@@ -172,9 +170,12 @@ def exploit_of(record: Mapping[str, Any]) -> Exploit:
     return Exploit(**copy.deepcopy({**record, **lost}))
 
 
-def score_of(row: Standing) -> float:
-    """One that is not finite is the same object each time, so that records compare equal."""
-    return float(row.score) if math.isfinite(row.score) else math.nan
+def exploit_between(
+    number: int, row: Standing, donor: Standing, before: dict[str, float], after: dict[str, float], **trial: Any
+) -> Exploit:
+    """A score that is not finite is the same object each time, so that records compare equal."""
+    score, other = (float(one.score) if math.isfinite(one.score) else math.nan for one in (row, donor))
+    return Exploit(number, int(row.steps), row.member, donor.member, score, other, before, after, **trial)
 
 
 def normalised(score: float, config: PbtConfig) -> float:

@@ -24,7 +24,7 @@ from pydantic import Field
 from laser_rl.config import Count, CountOrNone, Frozen
 from laser_rl.errors import require_modules
 from laser_rl.metrics.standing import Exploit
-from laser_rl.training.pbt import Standing, exploit_of, order_of, score_of
+from laser_rl.training.pbt import Standing, exploit_between, exploit_of, order_of
 
 END = Literal["running", "complete", "pruned", "failed"]
 
@@ -112,25 +112,14 @@ class SearchState:
         heir = max(known, key=lambda row: row.score).member if self.config.inherit and known else None
         exploits: list[Exploit] = []
         for member in ended[: max(0, self.config.trials - len(self.trials))]:
-            donor = member if heir is None else heir  # its own number stands for new parameters
+            row, donor = rows[member], rows[member if heir is None else heir]  # its own stands for new parameters
             number = len(self.trials)
             asked = self._study(sampler_seed=(self.seed + number) % 2**32).ask(self._distributions())
             after = {name: float(asked.params[name]) for name in self.space}
-            exploits.append(
-                Exploit(
-                    number=len(self.history) + len(exploits),
-                    step=int(rows[member].steps),
-                    member=member,
-                    donor=donor,
-                    score=score_of(rows[member]),
-                    donor_score=score_of(rows[donor]),
-                    before={name: float(tuned[member][name]) for name in self.space},
-                    after=after,
-                    trial=number,
-                    ended=current[member].state,
-                )
-            )
-            self.trials.append(Trial(number, member, int(rows[member].steps), after))
+            before = {name: float(tuned[member][name]) for name in self.space}
+            told = {"trial": number, "ended": current[member].state}
+            exploits.append(exploit_between(len(self.history) + len(exploits), row, donor, before, after, **told))
+            self.trials.append(Trial(number, member, int(row.steps), after))
         self.history += exploits
         return exploits
 
