@@ -26,10 +26,8 @@ from laser_rl.training.member_group import UNDER_WAY, PinnedBatch, ThreadMailbox
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, Gate, StallWarning, join
 from laser_rl.training.stop import FINISHED
-from laser_rl.training.trainer import Trainer
+from laser_rl.training.trainer import WAIT_S, Trainer
 from laser_rl.types import Batch, Delivery, Episode, ParameterMailbox, StopSignal, UnrollOutbox, empty_unrolls
-
-PACED_S = 0.0005  # between two looks at the steps of others
 
 
 class Busy:
@@ -162,7 +160,7 @@ def run_actor(
     done, episodes, unreported = 0, list[Episode](), 0
     while done < steps and stop.reason is None:
         if not may_act(done):
-            time.sleep(PACED_S)
+            time.sleep(WAIT_S)
             continue
         with lock:
             actor.version = mailbox.collect(flat.value, actor.version)
@@ -222,8 +220,7 @@ def run_local(trainer: Trainer) -> None:
         ahead.close()
         join(thread, "the learner", "the actor to end its last step")
         feed.settle()
-        if len(trainer.pace.steps) > 1:
-            trainer.pace.move(0, training.steps)  # `_turns` told it before the last steps
+        trainer.pace.move(0, training.steps)  # `_turns` told it before the last steps
 
 
 def _turns(trainer: Trainer) -> Callable[[int], bool]:
@@ -232,8 +229,6 @@ def _turns(trainer: Trainer) -> Callable[[int], bool]:
     # would wait for each other for ever.
     [training] = trainer.trainings
     begun, pace = training.steps, trainer.pace
-    if len(pace.steps) == 1:
-        return lambda done: True
     training.moved = lambda steps: None
 
     def may_act(done: int) -> bool:

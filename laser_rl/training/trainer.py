@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,11 +150,10 @@ class Run:
 def composition(stores: Sequence[Replay | None]) -> dict[str, float]:
     each = list({id(store): store for store in stores if store is not None}.values())
     unrolls = sum(len(store) for store in each)
-    shares: dict[str, float] = {}
+    shares = defaultdict[str, float](float)
     for store in each:
         for number, share in store.composition().items():
-            name = f"share_of_{number}"
-            shares[name] = shares.get(name, 0.0) + share * len(store) / unrolls
+            shares[f"share_of_{number}"] += share * len(store) / unrolls
     capacity = sum(store.capacity for store in each)
     return {**shares, "replay_fill": unrolls / capacity, "replay_bytes": sum(store.nbytes for store in each)}
 
