@@ -148,7 +148,6 @@ class Replay:
         self._room = make_room(layout, self.capacity, self.budget_bytes, shared=bool(shared), handed=handed)
         if self._room.file is not None:
             weakref.finalize(self, os.close, self._room.file)
-        self._records, self._frames = self._room.records, self._room.frames
         self.lock: threading.Lock | SharedLock = self._room.lock  # of all processes, if the store is shared
         self._ring = _Ring(self._room, self.budget_bytes)
 
@@ -253,9 +252,9 @@ class Replay:
     def _copies(self, slots: Ids, records: Bytes | None = None, frames: Bytes | None = None) -> Packed:
         """Under the lock; records and raw frames in fresh memory, or in what is given."""
         # numpy's take, not torch's index_select: as fast on one thread, and no team of threads to wait for on a busy machine.
-        records = self._records.take(slots, 0, records, "clip")
+        records = self._room.records.take(slots, 0, records, "clip")
         if self.codec == "raw":
-            return Packed(records, self._frames.take(slots, 0, frames, "clip"))
+            return Packed(records, self._room.frames.take(slots, 0, frames, "clip"))
         lengths = self._room.length[slots]
         places = zip(self._room.address[slots].tolist(), lengths.tolist(), strict=True)
         blocks = b"".join([self._room.blocks[address : address + length] for address, length in places])
@@ -270,13 +269,13 @@ class Replay:
         """Versions of the parameters that acted in unrolls drawn uniformly; the learner's version less this is the age."""
         with self.lock:
             slots = self._draw(count, random) % self.capacity
-            versions: Ids = fields_of(self._records, self.layout)["version"][slots].astype(np.int64)
+            versions: Ids = fields_of(self._room.records, self.layout)["version"][slots].astype(np.int64)
             return versions
 
     def fields(self, ids: Ids, names: Iterable[str]) -> dict[str, Array]:
         """Copies of some fields of these unrolls, all but the observation; `Evicted` if one of the unrolls has left."""
         with self.lock:
-            slots, held = self._slots(ids), fields_of(self._records, self.layout)
+            slots, held = self._slots(ids), fields_of(self._room.records, self.layout)
             return {name: held[name][slots] for name in names}
 
     def composition(self) -> dict[int, float]:
