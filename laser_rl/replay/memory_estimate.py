@@ -1,6 +1,5 @@
 """What a replay will need, before anything is allocated: estimated, printed, and refused if it does not fit."""
 
-import bisect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -111,10 +110,10 @@ def require_fits(needed: MemoryEstimate, available: int | None = None) -> None:
 
 def _largest_that_fits(needed: MemoryEstimate, free: float) -> int:
     """By bisection, rounded down to two digits; 0 if even one unroll is too much."""
-
-    def total(steps: int) -> int:
-        return estimate(needed.layout, steps, needed.codec, needed.budget_bytes).total
-
-    most = max(0, bisect.bisect_right(range(needed.capacity_steps), free, key=total) - 1)
-    unit = int(10 ** max(0, len(str(most)) - 2))
-    return most // unit * unit
+    low, high = 0, needed.capacity_steps
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = estimate(needed.layout, middle, needed.codec, needed.budget_bytes).total <= free
+        low, high = (middle, high) if fits else (low, middle)
+    unit = int(10 ** max(0, len(str(low)) - 2))
+    return low // unit * unit
