@@ -38,12 +38,6 @@ def pass_again(name: str, function: Callable[..., Any], setting: str) -> None:
     _passed[name] = function
 
 
-def require_function(name: str, setting: str) -> None:
-    """ConfigError if the name leads nowhere, or if only a file gives it: now, and not after the warm-up."""
-    if ":" in name:
-        function_named(name, setting)
-
-
 def function_named(name: str, setting: str) -> Callable[..., Any]:
     """The function that a setting names; imported only if the user has passed the name, or trusts the file that holds it."""
     if name.startswith(HERE):

@@ -84,11 +84,8 @@ def laser_loss(
     relevance = behaviour_relevance(family, policy, batch.behaviour, common, generator)
     value = output.value if popart is None else popart.value(output.value, batch.task)
     stored = (batch.behaviour, batch.action, learned_reward(batch, hyper), learned_discount(batch, hyper))
-    masks = (
-        batch.is_transition,
-        batch.online,
-        trust_region.within(relevance, bound if bound.ndim == 0 else columns(bound, batch)),
-    )
+    trusted = trust_region.within(relevance, bound if bound.ndim == 0 else columns(bound, batch))
+    masks = (batch.is_transition, batch.online, trusted)
     clips = (common.clip_rho, common.clip_c) if common.returns == "vtrace" else (math.inf, math.inf)  # eq. return_is
     losses = actor_critic_losses(family, policy, value, *stored, *masks, clip_rho=clips[0], clip_c=clips[1])
     if popart is not None:
@@ -199,21 +196,11 @@ def _counts(losses: ActorCriticLosses, batch: Batch, hyper: Hyper, team: Team) -
     online, learnable, is_transition = batch.online, losses.learnable, batch.is_transition
     fresh, offered_online = learnable & online, is_transition & online
     rho = learnable & (losses.log_ratio > clip_rho)
+    c = rho if clip_c == clip_rho else learnable & (losses.log_ratio > clip_c)
+    behind_means = [learnable, learnable, fresh, learnable]
+    reported = [learnable & ~online, is_transition & ~online, fresh, offered_online, rho, c]
     # One sum over [rows, T, K, B] instead of twelve: small batches are limited by the number of operations.
-    masks = torch.stack(
-        [
-            learnable,
-            learnable,
-            fresh,
-            learnable,
-            learnable & ~online,
-            is_transition & ~online,
-            fresh,
-            offered_online,
-            rho,
-            rho if clip_c == clip_rho else learnable & (losses.log_ratio > clip_c),
-        ]
-    )
+    masks = torch.stack(behind_means + reported)
     return team.sum(torch.unflatten(masks, 2, (hyper.members, -1)).sum((1, 3)))
 
 

@@ -77,14 +77,13 @@ class Policy:
 
     def _decide(self, parts: list[Tensor]) -> list[Tensor]:
         with checks.unchecked():
-            if not self.network.state_size:
-                return list(self._choose(self.network.policy(*parts)))
-            *rows, state = parts
-            output, states = self.network(Inputs(*(part.unsqueeze(0) for part in rows)), state)
-            return [*self._choose(output.policy[0]), finite(states[-1])]
-
-    def _choose(self, behaviour: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return choose(self.family, behaviour, self.generator, deterministic=self.deterministic)
+            if self.network.state_size:
+                *rows, state = parts
+                output, states = self.network(Inputs(*(part.unsqueeze(0) for part in rows)), state)
+                behaviour, memory = output.policy[0], [finite(states[-1])]
+            else:
+                behaviour, memory = self.network.policy(*parts), []
+            return [*choose(self.family, behaviour, self.generator, deterministic=self.deterministic), *memory]
 
     def _addresses(self) -> tuple[int, ...]:
         return tuple(tensor.data_ptr() for tensor in self._tensors)

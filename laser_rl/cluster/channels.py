@@ -20,9 +20,9 @@ from torch import Tensor
 from laser_rl.cluster.calls import Answer, AnswerLost, LongPoll, awaited, ray
 from laser_rl.cluster.shard import ShardClient
 from laser_rl.metrics.rows import Kind, Value
+from laser_rl.metrics.standing import Exploit
 from laser_rl.replay.encoded_unrolls import unseal
 from laser_rl.replay.memory_layout import Packed
-from laser_rl.training.pbt import Exploit
 from laser_rl.training.stall import PATIENCE_S, StallWarning, join
 from laser_rl.training.stop import Stop
 from laser_rl.types import Episode, UnrollLayout

@@ -1,7 +1,7 @@
 """A process that outlives the one which started a Ray cluster on this machine, and ends what Ray leaves behind.
 
 Most of Ray's processes end with the driver. Two helpers of its node do not: if the driver is killed, they live on for minutes. All of them
-have files open in the folder of Ray's session. The guard is in a session of its own, so that a signal to the driver's group does not
+write into the folder of Ray's session; who only reads a log there is left alone. The guard is in a session of its own, so that a signal to the driver's group does not
 reach it. It needs the standard library only and is run as a file: nothing that takes time is imported.
 """
 
@@ -19,7 +19,7 @@ GRACE_S = 3.0  # in which Ray's processes may end by themselves
 
 
 class ProcessGuard:
-    """The guard, seen from the driver, of the processes that have a file open in `folder`."""
+    """The guard, seen from the driver, of the processes that write into `folder`."""
 
     def __init__(self, folder: str | Path) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
@@ -43,18 +43,18 @@ def main() -> None:
     while os.getppid() == driver and not select.select([0], [], [], LOOK_S)[0]:
         pass  # until the driver is gone, or has closed its end
     ends = time.monotonic() + GRACE_S
-    while (left := _with_files_in(folder) - {driver}) and time.monotonic() < ends:
+    while (left := _writers_in(folder) - {driver}) and time.monotonic() < ends:
         time.sleep(0.1)
     for pid in left:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _with_files_in(folder: Path) -> set[int]:
+def _writers_in(folder: Path) -> set[int]:
     found = set()
     for handle in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # it has been closed, or its process has ended
-            if handle.readlink().is_relative_to(folder):
+            if handle.lstat().st_mode & 0o200 and handle.readlink().is_relative_to(folder):
                 found.add(int(handle.parts[2]))
     return found
 

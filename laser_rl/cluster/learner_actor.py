@@ -15,6 +15,7 @@ from laser_rl.cluster.channels import RUNNERS, SUPERVISOR, News, RemoteDelivery,
 from laser_rl.cluster.runner import ActorEnded, ActorStart, ended
 from laser_rl.cluster.shard import ShardClient
 from laser_rl.cluster.sharded import AHEAD, Emptied, ShardedReplay
+from laser_rl.metrics.standing import Exploit
 from laser_rl.replay.prefetcher import Exhausted
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
@@ -22,7 +23,7 @@ from laser_rl.training.build_group import build_members
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_process import PUBLISH_S
 from laser_rl.training.member_training import MemberTraining, evaluate_last
-from laser_rl.training.pbt import Exploit, Standing
+from laser_rl.training.pbt import Standing
 from laser_rl.training.saving import load_published, parsed, published
 from laser_rl.training.stall import Gate, StallWarning
 from laser_rl.training.stop import FINISHED, Stop

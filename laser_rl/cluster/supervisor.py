@@ -14,13 +14,14 @@ from laser_rl.cluster.placement import HeadLost, MemberPlacement, NodeWatch, Sha
 from laser_rl.cluster.replays import Replays
 from laser_rl.cluster.runner import AT_ONCE, ActorStart
 from laser_rl.metrics.rows import Value
+from laser_rl.metrics.standing import Exploit
 from laser_rl.replay.mixer import Counts
 from laser_rl.training.build_group import build_members, one_layout
 from laser_rl.training.directory import RunDirectory
 from laser_rl.training.files import command_for
 from laser_rl.training.launch import Around
 from laser_rl.training.member_process import States
-from laser_rl.training.pbt import Exploit, Standing
+from laser_rl.training.pbt import Standing
 from laser_rl.training.process_handle import ProcessDied
 from laser_rl.training.saving import parsed
 from laser_rl.training.settings import ClusterSettings, SweepConfig

@@ -35,18 +35,30 @@ class MemberStanding:
     silent_seconds: float | None = None  # since its last row
 
 
-class Copy(NamedTuple):
-    """An exploit of population based training: `member` took the parameters of `donor`, and new settings."""
+class Exploit(NamedTuple):
+    """One copy: the member takes the donor's parameters and goes on with the settings `after`.
 
-    step: int
+    With the member itself as donor only its settings move; where a `trial` begins, with new parameters.
+    """
+
+    number: int  # counted through the whole sweep, from 0
+    step: int  # of the member that copies
     member: int
     donor: int
-    score: float
+    score: float  # as in the standing; math.nan, this very object, if not finite, so that records compare equal
     donor_score: float
-    before: dict[str, float]
+    before: dict[str, float]  # tuned settings of the member
     after: dict[str, float]
     trial: int | None = None  # of a search: the one that begins
-    ended: str = ""  # of a search: how the one before it ended
+    ended: str = ""  # of a search: how the trial before it ended
+
+    def row(self) -> Row:
+        """What the member's row of the event says; `copies` reads it again."""
+        values: Row = {"donor": self.donor, "score": self.score, "donor_score": self.donor_score}
+        if self.trial is not None:
+            values |= {"trial": self.trial, "ended": self.ended}
+        values |= {f"before_{name}": value for name, value in self.before.items()}
+        return values | {f"after_{name}": value for name, value in self.after.items()}
 
 
 class TrialStanding(NamedTuple):
@@ -127,14 +139,14 @@ def newest_means(history: History, names: Sequence[str], members: int) -> Array:
     return np.array(cells, dtype=np.float64).reshape(members, len(names))
 
 
-def copies(history: History) -> list[Copy]:
-    """All exploits, in the order in which they happened."""
-    found = []
+def copies(history: History) -> list[Exploit]:
+    """All exploits, in the order in which they happened, numbered by it."""
+    found = list[Exploit]()
     for row in history.exploits:
-        who = int(row["step"]), int(row["member"]), int(row["donor"])
+        who = len(found), int(row["step"]), int(row["member"]), int(row["donor"])
         scores = float(row.get("score", math.nan)), float(row.get("donor_score", math.nan))
         trial = (int(row["trial"]), str(row.get("ended", ""))) if "trial" in row else (None, "")
-        found.append(Copy(*who, *scores, _prefixed(row, "before_"), _prefixed(row, "after_"), *trial))
+        found.append(Exploit(*who, *scores, _prefixed(row, "before_"), _prefixed(row, "after_"), *trial))
     return found
 
 

@@ -183,9 +183,7 @@ def _mlp(prefix: str, torso: nn.Module, parameters: Parameters, x: Tensor) -> Te
     layers: nn.Sequential = torso.layers  # type: ignore[assignment]
     for number, layer in enumerate(layers):
         if isinstance(layer, nn.Linear):
-            x = _linear(f"{prefix}.layers.{number}", parameters, x)
-        elif not isinstance(layer, nn.Flatten):
-            x = layer(x)
+            x = _linear(f"{prefix}.layers.{number}", parameters, x).tanh()
     return x
 
 

@@ -74,11 +74,6 @@ def entropy_loss(
     return torch.where(learnable & online, -entropy, entropy.new_zeros(()))
 
 
-def counted(learnable: Bool[Tensor, "T B"], members: int = 1) -> Integer[Tensor, "{members}"]:
-    """Learnable steps of each member; what `reduce` divides by where these are all columns."""
-    return torch.unflatten(learnable, 1, (members, -1)).sum((0, 2))
-
-
 def reduce(
     loss: Float[Tensor, "*losses T B"],
     learnable: Bool[Tensor, "T B"],
@@ -105,7 +100,8 @@ def reduce(
     total = torch.unflatten(loss, -1, (members, -1)).sum((-3, -1))
     if how == "sum":
         return total
-    return total / (counted(learnable, members) if count is None else count).clamp(min=1)
+    count = torch.unflatten(learnable, 1, (members, -1)).sum((0, 2)) if count is None else count
+    return total / count.clamp(min=1)
 
 
 def actor_critic_losses(

@@ -55,8 +55,7 @@ def rows(learnable: Tensor, **tensors: Tensor) -> None:
 
 
 def numbers(where: Tensor | None = None, **tensors: Tensor) -> None:
-    """All tensors have the shape of the first one, are floats, and finite (in the rows that `where` marks, if given)."""
-    same_shape(**tensors)
+    """All tensors are floats, and finite (in the rows that `where` marks, if given)."""
     floating(**tensors)
     finite(where, **tensors)
 

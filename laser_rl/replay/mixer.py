@@ -26,6 +26,7 @@ class Sampler:
     """Fills the replayed columns of a member's batches; used by one thread. The base class draws nothing: for batches without any."""
 
     def ready(self) -> bool:
+        """Whether `fill` can draw from a store that holds something."""
         return True
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
@@ -50,9 +51,6 @@ class UniformSampler(Sampler):
 
     def __init__(self, store: Replay) -> None:
         self._store = store
-
-    def ready(self) -> bool:
-        return len(self._store) > 0
 
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
         self._store.sample_into(count, random, batch, first_column)

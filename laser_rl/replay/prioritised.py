@@ -68,9 +68,6 @@ class Prioritised(Sampler):
         self._first = self._end = 0  # the ids that were held at the last look
         self._largest = LEAST
 
-    def ready(self) -> bool:
-        return len(self._store) > 0
-
     def fill(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> None:
         ids, weight = np.full(count, NONE, np.int64), np.ones(count)
         for _ in range(ATTEMPTS):

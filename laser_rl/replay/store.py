@@ -44,17 +44,11 @@ NONE = -1  # in place of an id
 
 
 class _Ring:
-    """The rows of a store, first in, first out. Everything but the properties and `len` is called under the lock of the room."""
+    """The rows of a store, first in, first out. Everything is called under the lock of the room."""
 
     def __init__(self, room: Room, budget_bytes: int | None) -> None:
         self._room, self._count, self._budget_bytes = room, room.words, budget_bytes
         self._capacity = len(room.members)
-
-    def __len__(self) -> int:
-        while True:
-            first, end = self._count[FIRST], self._count[NEXT]
-            if first == self._count[FIRST]:  # it has not moved meanwhile: the two belong together
-                return max(0, end - first)
 
     def held(self) -> Ids:
         return np.arange(self._count[FIRST], self._count[NEXT]) % self._capacity
@@ -81,17 +75,13 @@ class _Ring:
         return begin
 
     def _add_raw(self, packed: Packed, members: NDArray[np.int32]) -> None:
-        count, at = len(packed.records), 0
-        while at < count:
-            slot = self._count[NEXT] % self._capacity
-            piece = slice(at, min(count, at + self._capacity - slot))  # up to the end of the ring
-            rows, end = slice(slot, slot + piece.stop - at), self._count[NEXT] + piece.stop - at
-            self._count[FIRST] = max(self._count[FIRST], end - self._capacity)
-            self._room.frames[rows] = packed.frames[piece]
-            self._room.records[rows] = packed.records[piece]
-            self._room.members[rows] = members[piece]
-            self._count[NEXT] = end
-            at = piece.stop
+        end, kept = self._count[NEXT] + len(members), slice(-self._capacity, None)  # more do not fit
+        rows = np.arange(end - len(members), end)[kept] % self._capacity
+        self._count[FIRST] = max(self._count[FIRST], end - self._capacity)
+        self._room.frames[rows] = packed.frames[kept]
+        self._room.records[rows] = packed.records[kept]
+        self._room.members[rows] = members[kept]
+        self._count[NEXT] = end
 
     def _add_block(self, block: memoryview, record: Bytes, member: np.int32, budget_bytes: int) -> None:
         room, count, size = self._room, self._count, block.nbytes
@@ -118,7 +108,8 @@ class _Ring:
     def _settle(self) -> None:
         if not self._count[UNSETTLED]:
             return
-        self._count[NEXT] = max(self._count[NEXT], self._count[FIRST])  # it was in `begin_at`
+        # It was in `begin_at`, or in an insert of more than fits.
+        self._count[NEXT] = max(self._count[NEXT], self._count[FIRST])
         if self._budget_bytes is not None:
             self._count[COMPRESSED] = int(self._room.length[self.held()].sum())
         self._count[UNSETTLED] = 0
@@ -156,7 +147,6 @@ class Replay:
         self._room = make_room(layout, self.capacity, self.budget_bytes, shared=bool(shared), handed=handed)
         if self._room.file is not None:
             weakref.finalize(self, os.close, self._room.file)
-        self._records, self._frames = self._room.records, self._room.frames
         self.lock: threading.Lock | SharedLock = self._room.lock  # of all processes, if the store is shared
         self._ring = _Ring(self._room, self.budget_bytes)
 
@@ -173,7 +163,8 @@ class Replay:
         return Handle(self._room.file, steps, self.codec, self.budget_bytes)
 
     def __len__(self) -> int:
-        return len(self._ring)
+        first, end = self.span()
+        return end - first
 
     @property
     def first_id(self) -> int:
@@ -260,9 +251,9 @@ class Replay:
     def _copies(self, slots: Ids, records: Bytes | None = None, frames: Bytes | None = None) -> Packed:
         """Under the lock; records and raw frames in fresh memory, or in what is given."""
         # numpy's take, not torch's index_select: as fast on one thread, and no team of threads to wait for on a busy machine.
-        records = self._records.take(slots, 0, records, "clip")
+        records = self._room.records.take(slots, 0, records, "clip")
         if self.codec == "raw":
-            return Packed(records, self._frames.take(slots, 0, frames, "clip"))
+            return Packed(records, self._room.frames.take(slots, 0, frames, "clip"))
         lengths = self._room.length[slots]
         places = zip(self._room.address[slots].tolist(), lengths.tolist(), strict=True)
         blocks = b"".join([self._room.blocks[address : address + length] for address, length in places])
@@ -277,13 +268,13 @@ class Replay:
         """Versions of the parameters that acted in unrolls drawn uniformly; the learner's version less this is the age."""
         with self.lock:
             slots = self._draw(count, random) % self.capacity
-            versions: Ids = fields_of(self._records, self.layout)["version"][slots].astype(np.int64)
+            versions: Ids = fields_of(self._room.records, self.layout)["version"][slots].astype(np.int64)
             return versions
 
     def fields(self, ids: Ids, names: Iterable[str]) -> dict[str, Array]:
         """Copies of some fields of these unrolls, all but the observation; `Evicted` if one of the unrolls has left."""
         with self.lock:
-            slots, held = self._slots(ids), fields_of(self._records, self.layout)
+            slots, held = self._slots(ids), fields_of(self._room.records, self.layout)
             return {name: held[name][slots] for name in names}
 
     def composition(self) -> dict[int, float]:

@@ -134,8 +134,7 @@ def learn(member: Member, batch: Batch, *, progress: float) -> None:
     with nullcontext() if member.ranks is None else member.ranks.updating(learner, progress):
         learner.update(batch, progress=progress)
     if learner.priorities is not None:
-        ids, priority = (part.cpu().numpy() for part in learner.priorities)
-        member.mixer.prioritise(ids, priority.astype(np.float64))
+        member.mixer.prioritise(*(part.cpu().numpy() for part in learner.priorities))
 
 
 def keep_in_step(member: Member) -> None:

@@ -25,13 +25,12 @@ from laser_rl.envs.records import EnvironmentSpec, Rows, read_spec, write_spec
 from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import ConfigError, DamagedRun, shortened
 from laser_rl.evaluation.statistics import EvalResult, rollout, summarise, summarise_mixture
-from laser_rl.metrics.standing import best, standing
+from laser_rl.metrics.standing import Exploit, best, standing
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.networks.build import family_of
 from laser_rl.ops.distributions import Family
 from laser_rl.training import build
 from laser_rl.training.files import command_for, is_sweep, read_sweep
-from laser_rl.training.pbt import Exploit
 from laser_rl.types import Array, UnrollLayout
 
 SLOTS = 16

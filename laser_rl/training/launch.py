@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
-from laser_rl.agent.functions import require_function
+from laser_rl.agent.functions import function_named
 from laser_rl.config import Config
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.rows import Sink
@@ -104,7 +104,8 @@ def _require_code(sweep: SweepConfig) -> None:
     require_trusted(*sweep.configs)
     for member in sweep.configs:
         for name, setting in ((member.loss.trust, "loss.trust"), (member.optimiser.schedule, "optimiser.schedule")):
-            require_function(name, setting)
+            if ":" in name:  # refused if it leads nowhere, or if only a file gives it: now, and not after the warm-up
+                function_named(name, setting)
             if member.run.devices > 1 and name.startswith(HERE):
                 raise ConfigError(
                     f"run.devices is {member.run.devices}: expected a {setting} that other processes can import, got a function of this "

@@ -8,8 +8,8 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from laser_rl.envs.records import carve, size_of
 from laser_rl.gpu_streams import marked, wait_for
 from laser_rl.metrics.log import MetricsLog
+from laser_rl.metrics.standing import Exploit
 from laser_rl.replay.shared import Handle
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build_group import build_group
 from laser_rl.training.launch import run
-from laser_rl.training.member_training import Locks, MemberTraining, held
-from laser_rl.training.pbt import Exploit, exploit_of
+from laser_rl.training.member_training import MemberTraining, Pause
+from laser_rl.training.pbt import exploit_of
 from laser_rl.training.process_handle import shared_memory
 from laser_rl.training.saving import load_published, parsed, published
 from laser_rl.training.settings import settings_from
@@ -147,14 +148,13 @@ class ProcessTrainer(Trainer):
         for training in self.trainings:
             training.by_clock = True  # processes are not deterministic anyway
 
-    def between(self, locks: Locks = (), settle: Callable[[], None] = lambda: None) -> None:
+    def between(self, paused: Pause = nullcontext) -> None:
         for training in self.trainings:
-            training.between(locks)
+            training.between(paused)
         self._listen()
         copies = self._copies_due()
         if copies or self._publishing.due():
-            with held(locks):
-                settle()
+            with paused():
                 for training, exploit, donor in copies:
                     training.become(exploit, parsed(donor).tensors)
                 self.save()

@@ -15,16 +15,17 @@ from laser_rl.errors import ConfigError, EnvironmentFailed
 from laser_rl.evaluation.statistics import EvalResult, evaluation_of
 from laser_rl.metrics.machine import memory_bytes
 from laser_rl.metrics.rows import EpisodeRows, EpisodeWindow, Kind, Sink, Value, fitness
+from laser_rl.metrics.standing import Exploit
 from laser_rl.training.budget import Budget
 from laser_rl.training.build import Member, another, derive, fresh_state, slots_of
 from laser_rl.training.evaluate import MemberResult, Trained, Unfinished, evaluate, trained_of
 from laser_rl.training.files import EVALUATION_DUE
-from laser_rl.training.pbt import Exploit, Standing
+from laser_rl.training.pbt import Standing
 from laser_rl.training.stop import FINISHED, Stop, no_exit
 from laser_rl.types import Episode
 
 log = logging.getLogger("laser_rl.training")
-Locks = Sequence[contextlib.AbstractContextManager[None]]
+Pause = Callable[[], contextlib.AbstractContextManager[None]]  # the other threads of a member wait within it
 
 
 @dataclass(frozen=True)
@@ -207,15 +208,15 @@ class MemberTraining:
         # A mean over nothing is not a number, such as the acceptance of a batch without replay.
         self._announce("train", {name: value for name, value in values.items() if not math.isnan(value)})
 
-    def between(self, locks: Locks = ()) -> None:
-        """Evaluate, if due. The locks stop the actor where evaluation plays in the environment that it steps."""
+    def between(self, paused: Pause = contextlib.nullcontext) -> None:
+        """Evaluate, if due; with the actor paused where evaluation plays in the environment that it steps."""
         self.check()
         self._tick()
         planned = 0 < self._next_evaluation <= self.steps
         if not planned and self.asked_episodes is None:
             return
         self._plan_evaluation()
-        with held(locks if slots_of(another(self.member.source)) is not None else ()):
+        with contextlib.nullcontext() if slots_of(another(self.member.source)) is None else paused():
             if self.evaluate() is None and planned:
                 self._next_evaluation = self.steps  # again, as soon as the run goes on
 
@@ -284,12 +285,7 @@ class MemberTraining:
             self.window.forget()
         self.member.learner.tune(exploit.after)
         self.notes["applied"] = exploit.number
-        values: dict[str, Value] = {"donor": exploit.donor, "score": exploit.score, "donor_score": exploit.donor_score}
-        if exploit.trial is not None:
-            values |= {"trial": exploit.trial, "ended": exploit.ended}
-        values |= {f"before_{name}": value for name, value in exploit.before.items()}
-        values |= {f"after_{name}": value for name, value in exploit.after.items()}
-        self.announce("exploit", values)
+        self.announce("exploit", exploit.row())
 
     def state_dict(self) -> dict[str, Any]:
         # Only where time counts: what the clock says is not the same in two equal runs.
@@ -338,14 +334,6 @@ class MemberTraining:
     def _write(self, kind: Kind, values: Mapping[str, Value]) -> None:
         for sink in (*self._sinks, *self._more_sinks):
             sink.write(kind, self.steps, self.update, {**self._label, **values})
-
-
-@contextlib.contextmanager
-def held(locks: Locks) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for lock in locks:
-            stack.enter_context(lock)
-        yield
 
 
 def evaluate_last(trainings: Sequence[MemberTraining], stop: Stop, save: Callable[[], object]) -> None:

@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 
 from laser_rl.config import Config, Count, CountOrNone, Frozen, Share, full_name, override
 from laser_rl.errors import ConfigError
+from laser_rl.metrics.standing import Exploit
 
 
 class PbtConfig(Frozen):
@@ -97,24 +98,6 @@ class Standing(NamedTuple):
     score: float  # mean return of the newest episodes, NaN if there are none
 
 
-class Exploit(NamedTuple):
-    """One copy: the member takes the donor's parameters and goes on with the settings `after`.
-
-    With the member itself as donor only its settings move; where a `trial` begins, with new parameters.
-    """
-
-    number: int  # counted through the whole sweep, from 0
-    step: int  # of the member that copies
-    member: int
-    donor: int
-    score: float  # as in the standing; math.nan, this very object, if not finite, so that records compare equal
-    donor_score: float
-    before: dict[str, float]  # tuned settings of the member
-    after: dict[str, float]
-    trial: int | None = None  # of a search: the one that begins
-    ended: str = ""  # of a search: how the trial before it ended
-
-
 SCORES = ("score", "donor_score")
 
 
@@ -156,9 +139,7 @@ class PbtState:
             elif after == values[donor]:
                 continue
             number = len(self.history) + len(exploits)
-            told = (values[row.member], after)
-            scored = (score_of(row), score_of(standing[donor]))
-            exploits.append(Exploit(number, int(row.steps), row.member, donor, *scored, *told))
+            exploits.append(exploit_between(number, row, standing[donor], values[row.member], after))
         self.history += exploits
         return exploits
 
@@ -189,9 +170,12 @@ def exploit_of(record: Mapping[str, Any]) -> Exploit:
     return Exploit(**copy.deepcopy({**record, **lost}))
 
 
-def score_of(row: Standing) -> float:
-    """One that is not finite is the same object each time, so that records compare equal."""
-    return float(row.score) if math.isfinite(row.score) else math.nan
+def exploit_between(
+    number: int, row: Standing, donor: Standing, before: dict[str, float], after: dict[str, float], **trial: Any
+) -> Exploit:
+    """A score that is not finite is the same object each time, so that records compare equal."""
+    score, other = (float(one.score) if math.isfinite(one.score) else math.nan for one in (row, donor))
+    return Exploit(number, int(row.steps), row.member, donor.member, score, other, before, after, **trial)
 
 
 def normalised(score: float, config: PbtConfig) -> float:

@@ -6,7 +6,6 @@ is time, and writes the film. The end of its input asks for a last film. What it
 """
 
 import contextlib
-import importlib.util
 import logging
 import select
 import subprocess
@@ -21,7 +20,7 @@ import torch
 from laser_rl import checkpoint
 from laser_rl.config import RunConfig
 from laser_rl.envs.scores import tasks_of
-from laser_rl.errors import ConfigError, UserError
+from laser_rl.errors import ConfigError, UserError, require_modules
 from laser_rl.metrics import videos
 from laser_rl.training.build import EnvironmentSource, derive
 from laser_rl.training.evaluate import Result, chosen_member, load_trained
@@ -114,8 +113,7 @@ def _start(run_dir: Path | None, run: RunConfig, source: EnvironmentSource | Non
         raise ConfigError(
             "another process makes them, which needs an environment by id or 'module:callable' and one of our own networks"
         )
-    if importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ConfigError("they need the extra 'video': pip install 'laser-rl[video]'")
+    require_modules("making them", "video", "imageio_ffmpeg")
     if run.checkpoint_every_steps > run.video_every_steps:
         often = f"every {run.checkpoint_every_steps:,} steps, so there is none every {run.video_every_steps:,}"
         log.warning("videos are made of checkpoints, %s; lower run.checkpoint_every_steps for more", often)

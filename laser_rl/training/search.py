@@ -23,7 +23,8 @@ from pydantic import Field
 
 from laser_rl.config import Count, CountOrNone, Frozen
 from laser_rl.errors import require_modules
-from laser_rl.training.pbt import Exploit, Standing, exploit_of, order_of, score_of
+from laser_rl.metrics.standing import Exploit
+from laser_rl.training.pbt import Standing, exploit_between, exploit_of, order_of
 
 END = Literal["running", "complete", "pruned", "failed"]
 
@@ -111,24 +112,14 @@ class SearchState:
         heir = max(known, key=lambda row: row.score).member if self.config.inherit and known else None
         exploits: list[Exploit] = []
         for member in ended[: max(0, self.config.trials - len(self.trials))]:
-            donor = member if heir is None else heir  # its own number stands for new parameters
+            row, donor = rows[member], rows[member if heir is None else heir]  # its own stands for new parameters
             number = len(self.trials)
-            after = self._proposed(number)
-            exploits.append(
-                Exploit(
-                    number=len(self.history) + len(exploits),
-                    step=int(rows[member].steps),
-                    member=member,
-                    donor=donor,
-                    score=score_of(rows[member]),
-                    donor_score=score_of(rows[donor]),
-                    before={name: float(tuned[member][name]) for name in self.space},
-                    after=after,
-                    trial=number,
-                    ended=current[member].state,
-                )
-            )
-            self.trials.append(Trial(number, member, int(rows[member].steps), after))
+            asked = self._study(sampler_seed=(self.seed + number) % 2**32).ask(self._distributions())
+            after = {name: float(asked.params[name]) for name in self.space}
+            before = {name: float(tuned[member][name]) for name in self.space}
+            told = {"trial": number, "ended": current[member].state}
+            exploits.append(exploit_between(len(self.history) + len(exploits), row, donor, before, after, **told))
+            self.trials.append(Trial(number, member, int(row.steps), after))
         self.history += exploits
         return exploits
 
@@ -151,14 +142,9 @@ class SearchState:
 
     def _prunes(self, trial: Trial) -> bool:
         study = self._study(sampler_seed=0)
-        stored = study.trials[trial.number]
-        pruned = bool(study.pruner.prune(study, stored))
+        pruned = bool(study.pruner.prune(study, study.trials[trial.number]))
         trial.attributes = dict(study.trials[trial.number].system_attrs)
         return pruned
-
-    def _proposed(self, number: int) -> dict[str, float]:
-        asked = self._study(sampler_seed=(self.seed + number) % 2**32).ask(self._distributions())
-        return {name: float(asked.params[name]) for name in self.space}
 
     def _distributions(self) -> dict[str, Any]:
         """Optuna's for ours; the numbers of a choice may be text, as YAML reads 1e-3."""
@@ -178,8 +164,7 @@ class SearchState:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         samplers: Any = optuna.samplers
         pruners: Any = optuna.pruners
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             sampler: Any = {
                 "tpe": lambda: samplers.TPESampler(seed=sampler_seed, constant_liar=True),
                 "gp": lambda: samplers.GPSampler(seed=sampler_seed),

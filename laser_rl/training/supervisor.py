@@ -24,6 +24,7 @@ from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.log import read_from
 from laser_rl.metrics.rows import Kind, Value
+from laser_rl.metrics.standing import Exploit
 from laser_rl.replay.shared import SharedLock
 from laser_rl.replay.store import Replay
 from laser_rl.training.budget import Budget, DutyCycle
@@ -35,7 +36,7 @@ from laser_rl.training.files import has_ended
 from laser_rl.training.launch import Around
 from laser_rl.training.member_process import GpuSemaphore, SharedStateStore, States
 from laser_rl.training.member_training import MemberTraining, Progress
-from laser_rl.training.pbt import Exploit, order_of
+from laser_rl.training.pbt import order_of
 from laser_rl.training.process_handle import ProcessHandle
 from laser_rl.training.saving import MENDED, MemberState, load_learner, packed, parsed, published, warm_start
 from laser_rl.training.settings import SweepConfig

@@ -26,10 +26,8 @@ from laser_rl.training.member_group import UNDER_WAY, PinnedBatch, ThreadMailbox
 from laser_rl.training.member_training import MemberTraining
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, Gate, StallWarning, join
 from laser_rl.training.stop import FINISHED
-from laser_rl.training.trainer import Trainer
+from laser_rl.training.trainer import WAIT_S, Trainer
 from laser_rl.types import Batch, Delivery, Episode, ParameterMailbox, StopSignal, UnrollOutbox, empty_unrolls
-
-PACED_S = 0.0005  # between two looks at the steps of others
 
 
 class Busy:
@@ -101,8 +99,9 @@ class ThreadInbox:
 class BatchSource:
     """Fills batches from the inbox, in the thread that gathers ahead; ends after the actor has ended and nothing is left."""
 
-    def __init__(self, training: MemberTraining, inbox: ThreadInbox, acting: threading.Event, lock: Gate) -> None:
-        self._training, self._inbox, self._acting, self._lock = training, inbox, acting, lock
+    def __init__(self, training: MemberTraining, inbox: ThreadInbox) -> None:
+        self._training, self._inbox, self.ended = training, inbox, threading.Event()  # the actor has ended
+        self.stepping, self._lock = Gate("the actor to finish its step"), Gate("the batch that is being filled")
         self.sent: deque[Delivery] = deque()  # what the actor has handed over and the mixer has not got yet
         self._waiting = StallWarning("the learner", "unrolls from the actor")
 
@@ -111,7 +110,7 @@ class BatchSource:
         with self._lock:
             if mixer.ready():
                 return True
-        ended = not self._acting.is_set()
+        ended = self.ended.is_set()
         delivery = None if self._training.stop.reason else self._inbox.take(0.0 if ended else timeout_s)
         if delivery is not None:
             self._waiting.over()
@@ -134,6 +133,13 @@ class BatchSource:
         with self._lock:
             self._training.member.mixer.fill(batch)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it the actor does not step, no batch is filled, and nothing is on its way."""
+        with self.stepping, self._lock:
+            self.settle()
+            yield
+
 
 def run_actor(
     actor: Actor,
@@ -154,7 +160,7 @@ def run_actor(
     done, episodes, unreported = 0, list[Episode](), 0
     while done < steps and stop.reason is None:
         if not may_act(done):
-            time.sleep(PACED_S)
+            time.sleep(WAIT_S)
             continue
         with lock:
             actor.version = mailbox.collect(flat.value, actor.version)
@@ -185,10 +191,7 @@ def run_local(trainer: Trainer) -> None:
     # Slots are shifted against each other, so a step of all of them ends this many unrolls.
     at_once = max(1, config.environment.slots // config.loss.unroll_steps)
     inbox = ThreadInbox(max(1, config.run.queued_updates * max(1, member.mixer.counts.online) // at_once))
-    acting = threading.Event()
-    locks = Gate("the actor to finish its step"), Gate("the batch that is being filled")
-    acting.set()
-    feed = BatchSource(training, inbox, acting, locks[1])
+    feed = BatchSource(training, inbox)
     threads, stream = torch.get_num_threads(), own_stream(learner.device, "acting")
 
     def act() -> None:
@@ -196,11 +199,11 @@ def run_local(trainer: Trainer) -> None:
         try:
             with on(stream):
                 steps, turn = 0 if training.done else training.target - training.steps, _turns(trainer)
-                run_actor(member.actor, flat, inbox, mailbox, stop, locks[0], steps, feed.sent, turn)
+                run_actor(member.actor, flat, inbox, mailbox, stop, feed.stepping, steps, feed.sent, turn)
         except BaseException as error:
             training.failed(error)
         finally:
-            acting.clear()
+            feed.ended.set()
 
     def publish() -> None:
         mailbox.publish(learner.flat.value, learner.version)
@@ -210,15 +213,14 @@ def run_local(trainer: Trainer) -> None:
     training.extra["queues"] = lambda: {"queue_inbox": inbox.depth(), "queue_batches": ahead.depth()}
     thread.start()
     try:
-        learn_ahead(training, ahead, publish, lambda: trainer.between(locks, settle=feed.settle))
+        learn_ahead(training, ahead, publish, lambda: trainer.between(feed.paused))
     finally:
         del training.extra["queues"]  # batches may be large
         stop.request(FINISHED)
         ahead.close()
         join(thread, "the learner", "the actor to end its last step")
         feed.settle()
-        if len(trainer.pace.steps) > 1:
-            trainer.pace.move(0, training.steps)  # `_turns` told it before the last steps
+        trainer.pace.move(0, training.steps)  # `_turns` told it before the last steps
 
 
 def _turns(trainer: Trainer) -> Callable[[int], bool]:
@@ -227,8 +229,6 @@ def _turns(trainer: Trainer) -> Callable[[int], bool]:
     # would wait for each other for ever.
     [training] = trainer.trainings
     begun, pace = training.steps, trainer.pace
-    if len(pace.steps) == 1:
-        return lambda done: True
     training.moved = lambda steps: None
 
     def may_act(done: int) -> bool:

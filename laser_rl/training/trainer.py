@@ -1,8 +1,10 @@
 """One run, of one agent or of a sweep: every member at the same speed, one stop, one checkpoint, and rows about all members together."""
 
+import contextlib
 import functools
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 from laser_rl.agent.learner import Learner
 from laser_rl.metrics.rows import Kind, Sink, Value
+from laser_rl.metrics.standing import Exploit
 from laser_rl.ops import checks
 from laser_rl.replay.memory_layout import allocate
 from laser_rl.replay.store import Replay
@@ -19,8 +22,8 @@ from laser_rl.training.budget import Budget, DutyCycle
 from laser_rl.training.build import derive, stores_of
 from laser_rl.training.evaluate import Result
 from laser_rl.training.member_group import MemberGroup
-from laser_rl.training.member_training import Callback, Locks, MemberTraining, held
-from laser_rl.training.pbt import Exploit, PbtState
+from laser_rl.training.member_training import Callback, MemberTraining, Pause
+from laser_rl.training.pbt import PbtState
 from laser_rl.training.saving import NoSpace
 from laser_rl.training.search import SearchState
 from laser_rl.training.settings import SweepConfig
@@ -147,11 +150,10 @@ class Run:
 def composition(stores: Sequence[Replay | None]) -> dict[str, float]:
     each = list({id(store): store for store in stores if store is not None}.values())
     unrolls = sum(len(store) for store in each)
-    shares: dict[str, float] = {}
+    shares = defaultdict[str, float](float)
     for store in each:
         for number, share in store.composition().items():
-            name = f"share_of_{number}"
-            shares[name] = shares.get(name, 0.0) + share * len(store) / unrolls
+            shares[f"share_of_{number}"] += share * len(store) / unrolls
     capacity = sum(store.capacity for store in each)
     return {**shares, "replay_fill": unrolls / capacity, "replay_bytes": sum(store.nbytes for store in each)}
 
@@ -254,15 +256,14 @@ class Trainer(Run):
             self._survey()
         return True
 
-    def between(self, locks: Locks = (), settle: Callable[[], None] = lambda: None) -> None:
-        """In this order, so that a checkpoint has all rows of its step before it; the locks stop other threads while state is taken."""
+    def between(self, paused: Pause = contextlib.nullcontext) -> None:
+        """In this order, so that a checkpoint has all rows of its step before it; other threads are paused while state is taken."""
         for training in self.trainings:
-            training.between(locks)
+            training.between(paused)
         self.exploit()
         # Not at the very end: `launch` saves there, after the last rows. A checkpoint before them would let a resumed run write them twice.
         if self.goes_on() and self._save_is_due():
-            with held(locks):
-                settle()
+            with paused():
                 if self.goes_on():
                     self.save(last=False)
 

@@ -23,7 +23,6 @@ from laser_rl.networks.agent_network import side_by_side
 from laser_rl.networks.recurrent import NoMemory
 from laser_rl.networks.torso import MLP
 from laser_rl.ops import checks
-from laser_rl.ops.distributions import Family
 from laser_rl.replay.memory_layout import allocate
 from laser_rl.training.build import Member
 from laser_rl.training.member_group import MemberGroup, PinnedBatch
@@ -61,18 +60,20 @@ class VectorizedLearners:
         for row, learner in enumerate(learners):
             learner.flat.move(self.value[row], self.gradient[row])
             learner.optimiser.move({name: rows[row] for name, rows in self._optimiser.state.items()})
-        self._places = first.flat.places
-        rows = {place: self.value[:, place.first : place.last] for place in self._places}
-        self._views = {place.name: shaped(own, place.shape).detach() for place, own in rows.items()}
-        self._all = list(range(count))
+        self._values, self._gradients = (
+            {place.name: shaped(rows[:, place.first : place.last], place.shape) for place in first.flat.places}
+            for rows in (self.value, self.gradient)
+        )
         self.family = first.family
+
+    def _which(self, rows: Sequence[int]) -> slice | list[int]:
+        """An index of these members; of all it gives views."""
+        return slice(None) if len(rows) == len(self.learners) else list(rows)
 
     def parameters(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Parameters of these members by name, with a leading dimension; views if these are all members."""
-        if list(rows) == self._all:
-            return {name: view.detach() for name, view in self._views.items()}
-        chosen = torch.as_tensor(rows, device=self.value.device)
-        return {name: view[chosen] for name, view in self._views.items()}
+        which = self._which(rows)
+        return {name: values[which] for name, values in self._values.items()}
 
     def update(self, rows: Sequence[int], batch: Batch, *, progress: Sequence[float]) -> None:
         """One gradient step for each of these members, ascending; the batch has the columns of the first, then those of the second."""
@@ -85,7 +86,8 @@ class VectorizedLearners:
             hyper, bound = hyper_of([x.loss for x in learners], device), torch.stack([x.bound for x in learners])
             loss = laser_loss(self.family, output, batch, hyper, bound)
             gradients = torch.autograd.grad(loss.total, list(parameters.values()))
-            self._place(rows, gradients)
+            for rows_of_it, gradient in zip(self._gradients.values(), gradients, strict=True):
+                rows_of_it[self._which(rows)] = gradient
             norms = self.gradient.norm(dim=1)
             finite = norms.isfinite().tolist()
             self._step(rows, norms, finite, progress)
@@ -99,13 +101,8 @@ class VectorizedLearners:
             own = None if counted is None else counted[number]
             learner.count(names, values[number], own, learned=finite[row])
 
-    def _place(self, rows: Sequence[int], gradients: Sequence[Tensor]) -> None:
-        which = slice(None) if list(rows) == self._all else list(rows)
-        for place, gradient in zip(self._places, gradients, strict=True):
-            shaped(self.gradient[:, place.first : place.last], place.shape)[which] = gradient
-
     def _step(self, rows: Sequence[int], norms: Tensor, finite: list[bool], progress: Sequence[float]) -> None:
-        if list(rows) != self._all or not all(finite):  # one by one; rows are views of the same memory
+        if len(rows) < len(self.learners) or not all(finite):  # one by one; rows are views of the same memory
             for row, done in zip(rows, progress, strict=True):
                 if finite[row]:
                     self.learners[row].step(norms[row], done)
@@ -124,7 +121,6 @@ class StackedPolicy:
     def __init__(self, stack: VectorizedLearners, slots: int, *, seed: int) -> None:
         self._stack, self._slots = stack, slots
         self.device = stack.value.device
-        self.family: Family = stack.family
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self._members = len(stack.learners)
         self._forward = side_by_side(stack.learners[0].network, self._members)
@@ -136,10 +132,10 @@ class StackedPolicy:
         seen = np.zeros((count, *rows.observation.shape[1:]), rows.observation.dtype)
         seen[envs] = rows.observation
         with checks.unchecked():
-            parameters = self._stack.parameters(list(range(self._members)))
+            parameters = self._stack.parameters(range(self._members))
             output = self._forward(parameters, torch.from_numpy(seen).to(self.device).unsqueeze(0))
             behaviour = output.policy[0, torch.from_numpy(envs).to(self.device)]
-            return Decision(*(part.cpu().numpy() for part in choose(self.family, behaviour, self.generator)))
+            return Decision(*(part.cpu().numpy() for part in choose(self._stack.family, behaviour, self.generator)))
 
 
 class VectorizedGroup(MemberGroup):

@@ -11,7 +11,7 @@ from laser_rl.envs.scores import RETURN_OF, SCORE_OF, reference_of
 from laser_rl.metrics import display
 from laser_rl.metrics.history import Array, CurveLine, aligned
 from laser_rl.metrics.rows import Kind, mean
-from laser_rl.metrics.standing import Copy, MemberStanding, copies, newest_means, trials
+from laser_rl.metrics.standing import Exploit, MemberStanding, copies, newest_means, trials
 from laser_rl.view.runs import Subject
 
 POINTS = 1000
@@ -174,7 +174,7 @@ def _trials(subject: Subject, asked: Asked) -> Data:
     return table(["trial", "member", "from step", "to step", "how it ended", "score", *names], lines)
 
 
-def _sentence(one: Copy) -> str:
+def _sentence(one: Exploit) -> str:
     scores = f" (score {display.short(one.score)} against {display.short(one.donor_score)})"
     texts = {
         name: [f"{values[name]:.3g}" for values in (one.before, one.after) if name in values] for name in one.after
@@ -273,7 +273,7 @@ def table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> Data:
     return {"columns": list(columns), "rows": [list(line) for line in lines]}
 
 
-def founders(history: Iterable[Copy], members: int) -> dict[int, list[tuple[int, int]]]:
+def founders(history: Iterable[Exploit], members: int) -> dict[int, list[tuple[int, int]]]:
     """For each member the steps from which on it carried whose first parameters: (step, founder), starting with (0, itself)."""
     found = {member: [(0, member)] for member in range(members)}
     for copy in history:

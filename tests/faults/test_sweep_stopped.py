@@ -10,10 +10,10 @@ import time
 import pytest
 
 from laser_rl import checkpoint
+from laser_rl.metrics.standing import Exploit
 from laser_rl.replay import shared
 from laser_rl.replay.shared import HOLDER
 from laser_rl.training import supervisor as processes
-from laser_rl.training.pbt import Exploit
 from tests.faults.families import Family, within
 from tests.faults.test_run_faults import newest, wait_until
 from tests.faults.test_sweep_faults import in_processes

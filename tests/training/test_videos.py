@@ -194,7 +194,7 @@ def test_films_are_made_while_a_run_goes_on(tmp_path, monkeypatch, caplog):
 )
 def test_a_run_that_cannot_be_filmed_says_so_and_goes_on(tmp_path, monkeypatch, caplog, missing, said):
     if missing == "library":
-        monkeypatch.setattr("laser_rl.training.recording.importlib.util.find_spec", lambda name: None)
+        monkeypatch.setattr("laser_rl.errors.importlib.util.find_spec", lambda name: None)
     run_dir, source = None if missing == "directory" else tmp_path, object if missing == "id" else None
     ended = object()
     with caplog.at_level(logging.WARNING):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laser_rl.metrics.history import History
-from laser_rl.metrics.standing import Copy, copies
+from laser_rl.metrics.standing import Exploit, copies
 from laser_rl.view.panels import PANELS, Asked, founders
 from laser_rl.view.runs import Files, Subject, subject_of
 from tests.metrics.test_sweep_rows import TIMES, a_sweep, trust
@@ -125,7 +125,7 @@ def test_trials_of_a_search_end_where_the_next_of_their_member_begins():
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(lambda pair: pair[0] != pair[1]), max_size=20))
 def test_founders_are_what_copying_marked_cards_gives(moves):
-    history = [Copy(step, member, donor, 0.0, 1.0, {}, {}) for step, (member, donor) in enumerate(moves, start=1)]
+    history = [Exploit(0, step, member, donor, 0.0, 1.0, {}, {}) for step, (member, donor) in enumerate(moves, start=1)]
     cards = list(range(5))
     for member, donor in moves:
         cards[member] = cards[donor]
