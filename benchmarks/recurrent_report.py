@@ -41,7 +41,10 @@ def curves(rows: Rows, variant: str, name: str, grid: Curves) -> Curves:
         own = [row for row in rows if row["variant"] == variant and row["seed"] == seed]
         steps, values = numbers(own, "step"), numbers(own, name)
         known = np.isfinite(values)
-        found.append(np.interp(grid, steps[known], values[known], left=np.nan, right=np.nan))
+        there = (
+            np.interp(grid, steps[known], values[known], left=np.nan, right=np.nan) if known.any() else grid * np.nan
+        )
+        found.append(there)
     return np.stack(found) if found else np.full((1, len(grid)), np.nan)
 
 
@@ -106,6 +109,8 @@ def scores(rows: Rows, name: str) -> Iterator[list[str]]:
             "area under the curve": np.nanmean(score, axis=1),
         }
         for measure, values in found.items():
+            if np.isnan(values).all():  # a single task has no mean over tasks
+                continue
             cells = [f"{value:.4g}" for value in (values.mean(), values.min(), values.max())]
             yield [name, f"{grid[-1]:.0f}", variant, str(len(score)), measure, *cells]
 
@@ -188,7 +193,9 @@ def main() -> None:
         own = list(scores(rows, name))
         lines += [*own, *by_task(rows, name)]
         begin, end = (mark.format(name) for mark in MARK)
-        before, _, rest = text.partition(begin)
+        before, found, rest = text.partition(begin)
+        if not found:  # its results stand on another page
+            continue
         text = f"{before}{begin}\n\n{page_table(own, rows, name)}\n\n{end}{rest.partition(end)[2]}"
     page.write_text(text)
     with (RESULTS / "tables.csv").open("w", newline="") as file:

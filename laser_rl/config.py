@@ -395,8 +395,6 @@ def unknown(name: str, flags: Iterable[str] | None = None) -> str:
     close = difflib.get_close_matches(name, setting_types(), n=1, cutoff=0.7) if "." in name else []
     close += [near[one] for one in difflib.get_close_matches(last, near, n=1)]
     close = [last] if last in THEIRS else close
-    if close and close[0] in THEIRS:
-        hint = called_here(close[0])
-    else:
-        hint = f"did you mean {shown(close[0])}?" if close else "'laser config show' lists all"
+    hint = f"did you mean {shown(close[0])}?" if close else "'laser config show' lists all"
+    hint = called_here(close[0]) if close and close[0] in THEIRS else hint
     return f"there is no {'setting' if flags is None else 'flag'} {shown(name)}; {hint}"

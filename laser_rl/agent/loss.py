@@ -92,11 +92,9 @@ def laser_loss(
         losses = _in_units(popart, output, losses, batch.task, common.popart_step, team)
     rows = [losses.policy * batch.weight, losses.value * batch.weight, losses.entropy]
     rows += _pixels(network, output, batch, losses.learnable, common)
-    with torch.no_grad():
-        counts = _counts(losses, batch, hyper, team)
-    each = reduce(
-        torch.stack(rows), losses.learnable, common.reduction, members=hyper.members, count=counts[: len(rows)]
-    )
+    counts = _counts(losses, batch, hyper, team)
+    counted = counts[: len(rows)]
+    each = reduce(torch.stack(rows), losses.learnable, common.reduction, members=hyper.members, count=counted)
     total = (each * hyper.costs[: len(rows)]).sum()
     with torch.no_grad():
         policy_loss, critic_loss, _, *pixels_loss = team.sum(each.detach())

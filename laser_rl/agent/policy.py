@@ -99,7 +99,8 @@ def choose(
     time to roll back.
     """
     behaviour = behaviour.float()
-    if behaviour.is_cuda or not math.isfinite(behaviour.sum()):  # to look would wait for a GPU
+    # To look would wait for a GPU, and an exported network has no host that looks.
+    if torch.compiler.is_compiling() or behaviour.is_cuda or not math.isfinite(behaviour.detach().sum()):
         broken = ~behaviour.isfinite().all(-1, keepdim=True)
         behaviour = torch.where(broken & (behaviour != FORBIDDEN), 0.0, behaviour)
     action = family.mode(behaviour) if deterministic else family.sample(behaviour, generator)

@@ -1,8 +1,8 @@
 """A process that outlives the one which started a Ray cluster on this machine, and ends what Ray leaves behind.
 
 Most of Ray's processes end with the driver. Two helpers of its node do not: if the driver is killed, they live on for minutes. All of them
-write into the folder of Ray's session; who only reads a log there is left alone. The guard is in a session of its own, so that a signal to the driver's group does not
-reach it. It needs the standard library only and is run as a file: nothing that takes time is imported.
+write into the folder of Ray's session; who only reads a log there is left alone. The guard is in a session of its own, so that a signal to
+the driver's group does not reach it. It needs the standard library only and is run as a file: nothing that takes time is imported.
 """
 
 import contextlib

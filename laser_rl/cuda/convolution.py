@@ -87,6 +87,16 @@ def _weight_gradient(
         tl.store(partial + at_bias + tl.arange(0, 16)[:, None] * CO + co[None, :], sums, mask=first_of_16)
 
 
+def taps(weight: Tensor) -> Tensor:
+    """A weight [O, I, 3, 3] as the kernel reads it, [9, I, O]."""
+    return weight.permute(2, 3, 1, 0).reshape(9, weight.shape[1], weight.shape[0]).contiguous()
+
+
+def taps_back(weight: Tensor) -> Tensor:
+    """The same for the gradient of the input: the kernel turned round, [9, O, I]."""
+    return weight.flip(2, 3).permute(2, 3, 0, 1).reshape(9, *weight.shape[:2]).contiguous()
+
+
 def convolve(
     x: Tensor,
     weight: Tensor,
@@ -99,7 +109,7 @@ def convolve(
 ) -> Tensor:
     """Gives residual + (positive > 0) · f(weight ∗ g(x) + bias); g rectifies if asked to (`rectify`), and so does f (`rectified`).
 
-    Pictures are [N, H, W, channels], the weight [9, I, O] (of `shapes.taps`), the bias [O].
+    Pictures are [N, H, W, channels], the weight [9, I, O] (of `taps`), the bias [O].
     """
     n, height, width, inputs = x.shape
     outputs = weight.shape[2]

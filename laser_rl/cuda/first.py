@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from laser_rl.cuda.max_pool import window
-from laser_rl.cuda.shapes import pooled
 
 PROGRAMS = 132 * 2  # that sum weight gradients
 LOW = tl.constexpr(-3e38)  # of a convolution beyond the border
@@ -203,7 +202,7 @@ def first(
     The weight is [C, planes, 3, 3], float32, the bias [C]; products and results have the `dtype`.
     """
     n, height, width, planes = framed.shape[0], framed.shape[1] - 2, framed.shape[2] - 2, framed.shape[3]
-    channels, (rows, columns) = len(weight), pooled(height, width)
+    channels, rows, columns = len(weight), (height + 1) // 2, (width + 1) // 2
     wide = max(16, triton.next_power_of_2(channels))
     block, warps, by_row = FORWARD[min(wide, 64)]
     parts = 3 if by_row else 1

@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from laser_rl.cuda.shapes import pooled
-
 
 @triton.jit
 def _forward(
@@ -105,7 +103,7 @@ def pool(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Pooled pictures plus bias, the same rectified, and which of its nine each window chose; the last two only if asked for."""
     n, height, width, channels = x.shape
-    rows, columns = pooled(height, width)
+    rows, columns = (height + 1) // 2, (width + 1) // 2
     out = x.new_empty(n, rows, columns, channels)
     positive = torch.empty_like(out) if rectified else None
     index = x.new_empty(out.shape, dtype=torch.uint8) if choice else None

@@ -24,6 +24,8 @@ from laser_rl.errors import EnvironmentRefused, require_modules, suggestion
 # ViZDoom's own. With a start, only episodes that begin there (my_way_home: 1,270 and 1,540 units from the vest); with bots, a frag pays 1.
 SCENARIOS = {row["scenario"]: row for row in read_table("doom_scenarios.csv")}
 NAMES = Path("/dev/shm/ViZDoom")  # noqa: S108 - how the names begin of the memory that engines share with us
+# One host: there is no network.
+VERSUS = "-host 1 -deathmatch +sv_forcerespawn 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +viz_respawn_delay 1"
 # What each of DMLab's nine actions presses; a button that a scenario does not have is not pressed.
 PRESSED = (
     {"MOVE_FORWARD"}, {"MOVE_BACKWARD"}, {"MOVE_LEFT"}, {"MOVE_RIGHT"}, {"TURN_LEFT"}, {"TURN_RIGHT"}, {"MOVE_FORWARD", "TURN_LEFT"},
@@ -33,9 +35,7 @@ PRESSED = (
 
 def doom_constructor(name: str, options: Mapping[str, Any]) -> Callable[[], "DoomEnv"]:
     if name not in SCENARIOS:
-        raise EnvironmentRefused(
-            f"expected a scenario of suite:doom, got 'doom/{name}'; {suggestion(name, list(SCENARIOS))}"
-        )
+        raise EnvironmentRefused(f"there is no scenario doom/{name}; {suggestion(name, list(SCENARIOS))}")
     refuse_options(f"doom/{name}", DoomEnv, options)
     require_modules(f"doom/{name}", "doom", "vizdoom")
     return functools.partial(DoomEnv, name, **options)
@@ -82,10 +82,7 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
         if self._bots:
             shown = ("HEALTH", "ARMOR", "SELECTED_WEAPON_AMMO")
             game.set_available_game_variables([getattr(vizdoom.GameVariable, name) for name in shown])
-            versus = (
-                "-host 1 -deathmatch +sv_forcerespawn 1 +sv_respawnprotect 1 +sv_spawnfarthest 1 +viz_respawn_delay 1"
-            )
-            game.add_game_args(f"{versus} +viz_bots_path {package / 'bots.cfg'}")  # one host: there is no network
+            game.add_game_args(f"{VERSUS} +viz_bots_path {package / 'bots.cfg'}")
             game.set_episode_timeout(2 * 60 * 35)
             game.set_frag_reward(1.0)
 
@@ -120,8 +117,7 @@ class DoomEnv(gymnasium.Env[Picture, Any]):
         """Begin an episode, and say whether it begins where it should."""
         self.game.set_seed(seed)
         self.game.new_episode()
-        names = [getattr(self.vizdoom.GameVariable, f"POSITION_{axis}") for axis in "XY"]
-        here = [self.game.get_game_variable(name) for name in names]
+        here = [self.game.get_game_variable(getattr(self.vizdoom.GameVariable, f"POSITION_{axis}")) for axis in "XY"]
         return all(abs(x - asked) < 2 for x, asked in zip(here, self._place, strict=False))  # noqa: PLR2004
 
     def step(self, action: Any) -> tuple[Picture, float, bool, bool, dict[str, Any]]:

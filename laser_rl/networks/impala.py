@@ -20,7 +20,6 @@ from laser_rl.cuda import convolution as own
 from laser_rl.cuda.first import first, first_gradient, frame
 from laser_rl.cuda.max_pool import pool, pool_gradient
 from laser_rl.cuda.pointwise import add_bias_rectify, bias_rectify, channel_sums, masked
-from laser_rl.cuda.shapes import nchw, taps, taps_back
 
 log = logging.getLogger("laser_rl.networks")
 NARROW = 32
@@ -172,12 +171,12 @@ def _narrow(framed: Tensor, scale: float, sections: Sequence[tuple[Section, Sect
             )
         else:
             _keep(kept, x)
-            x, _, index = pool(own.convolve(x, taps(low.weight)), section.bias, rectified=False, choice=learns)
+            x, _, index = pool(own.convolve(x, own.taps(low.weight)), section.bias, rectified=False, choice=learns)
         _keep(kept, index)
         for (w1, _, w2, _), (_, b1, _, b2) in zip(low.blocks, section.blocks, strict=True):
-            y = own.convolve(x, taps(w1), b1, rectify=True, rectified=True)
+            y = own.convolve(x, own.taps(w1), b1, rectify=True, rectified=True)
             _keep(kept, x, y)
-            x = own.convolve(y, taps(w2), b2, residual=x)
+            x = own.convolve(y, own.taps(w2), b2, residual=x)
     return x.clamp(min=0)
 
 
@@ -191,9 +190,9 @@ def _narrow_back(
         for w1, _, w2, _ in reversed(section.blocks):
             y, x = kept.pop(), kept.pop()
             found += own.weight_gradient(y, dx)[::-1]
-            dy = own.convolve(dx, taps_back(w2), positive=y)
+            dy = own.convolve(dx, own.taps_back(w2), positive=y)
             found += own.weight_gradient(x, dy, rectify=True)[::-1]
-            dx = own.convolve(dy, taps_back(w1), positive=x, residual=dx)
+            dx = own.convolve(dy, own.taps_back(w1), positive=x, residual=dx)
         index = kept.pop()
         if number == 0:
             found += [channel_sums(dx), first_gradient(framed, dx, index, scale)]
@@ -201,8 +200,13 @@ def _narrow_back(
             x = kept.pop()
             full = pool_gradient(dx, index, *x.shape[1:3])
             found += own.weight_gradient(x, full)[::-1]
-            dx = own.convolve(full, taps_back(section.weight))
+            dx = own.convolve(full, own.taps_back(section.weight))
     return found[::-1]
+
+
+def nchw(x: Tensor) -> Tensor:
+    """[N, H, W, C] as torch's convolutions see it, without moving anything."""
+    return x.permute(0, 3, 1, 2)
 
 
 def _convolve(x: Tensor, weight: Tensor) -> Tensor:

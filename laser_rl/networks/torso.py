@@ -246,7 +246,7 @@ class InstructionLSTM(Instruction):
         self.cell = lstm_cell(self.EMBEDDING, features)
 
     def _encoded(self, words: Tensor) -> Tensor:
-        if not words.is_cuda:  # the longest instruction is known without waiting for a device
+        if not (words.is_cuda or torch.compiler.is_compiling()):  # else the longest is not known at once
             words = words[:, : int((words > 0).sum(1).max()) if len(words) else 0]
         h = c = self.embedding.weight.new_zeros(len(words), self.features)
         for word in words.unbind(1):

@@ -8,7 +8,7 @@ from laser_rl.networks.torso import ImpalaDeep
 pytest.importorskip("triton", reason="needs Triton")
 
 from laser_rl.cuda import convolution, first, max_pool, pointwise
-from laser_rl.cuda.shapes import taps, taps_back
+from laser_rl.cuda.convolution import taps, taps_back
 from laser_rl.networks import impala
 from tests.references import kernels as plain
 

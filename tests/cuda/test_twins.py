@@ -4,15 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from laser_rl.cuda.shapes import pooled, taps, taps_back
+from laser_rl.cuda.convolution import taps, taps_back
 from tests.references import kernels as plain
 
 SHAPES = [(2, 12, 12, 3), (1, 7, 9, 4), (2, 5, 8, 2)]
-
-
-def test_a_picture_is_pooled_to_the_size_that_torch_gives():
-    for height, width in [(84, 84), (21, 21), (7, 10)]:
-        assert F.max_pool2d(torch.zeros(1, 1, height, width), 3, 2, 1).shape[2:] == pooled(height, width)
 
 
 def normal(*shape: int) -> torch.Tensor:

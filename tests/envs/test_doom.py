@@ -185,7 +185,7 @@ def test_the_suite_has_every_scenario():
     ("name", "options", "said"),
     [
         ("doom/deadly_coridor", {}, "did you mean 'deadly_corridor'"),
-        ("doom/../secret", {}, "a scenario of suite:doom"),
+        ("doom/../secret", {}, "there is no scenario doom/../secret"),
         ("doom/basic", {"size": 1}, "options among .*action_repeat.* got size"),
     ],
 )

@@ -422,7 +422,7 @@ def test_options_reach_every_task():
         ("laser/Catch,", "leave out what is empty"),
         ("suite:grid,laser/Catch", "name a suite alone"),
         ("laser/Catch,suite:grid", "name a suite alone"),
-        ("suite:nothing", "one of grid, dmlab-30, got 'nothing'"),
+        ("suite:nothing", "one of grid, dmlab-30, doom, got 'nothing'"),
         ("laser/Catch,laser/TMaze-4", r"in laser/Catch and ObservationSpec\(shape=\(3,\).*in laser/TMaze-4"),
         ("laser/Catch,CartPol-v1", "did you mean CartPole-v1"),
     ],

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from laser_rl.cuda.shapes import nchw
+from laser_rl.networks.impala import nchw
 
 __all__ = ["nchw"]
 
