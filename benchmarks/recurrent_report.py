@@ -130,7 +130,7 @@ def by_task(rows: Rows, name: str) -> Iterator[list[str]]:
 def picture(rows: Rows, name: str, path: Path) -> None:
     """The median score; for the mazes one panel a length."""
     grid, variants = common(rows), variants_of(rows, name)
-    panels = {"score": "median normalised score"}
+    panels = {"score": "median normalised score" if any(row["score_mean_capped"] for row in rows) else "return"}
     if name == "tmaze":
         mazes = [column for column in rows[0] if column.startswith(RETURN_OF)]
         panels = {maze: f"return, corridor of {maze.rpartition('-')[2]}" for maze in mazes}
