@@ -4,7 +4,6 @@ python -m benchmarks.cpu_parts --csv FILE
 """
 
 import argparse
-import csv
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.cpu import TASKS, UNROLL, package
+from benchmarks.cpu import TASKS, UNROLL, keep, package
 from laser_rl.agent import learner
 from laser_rl.agent.actor import Actor
 from laser_rl.agent.memory_state import Recurrent
@@ -81,10 +80,7 @@ def main() -> None:
             )
             print(rows[-1])
     if arguments.csv:
-        with arguments.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        keep(rows, arguments.csv)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ process, which other programs of the machine disturb least; what checkpoints tak
 """
 
 import argparse
-import csv
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.cpu import keep
 from benchmarks.replay import STACKED, STEPS, frames, part, unrolls_of
 from laser_rl.api import LASER
 from laser_rl.replay.store import Replay
@@ -106,10 +106,7 @@ def main() -> None:
     for row in rows:
         print(row)
     if arguments.csv:
-        with arguments.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        keep(rows, arguments.csv)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Wall seconds of a process of its own, the median of five; Python and its librari
 """
 
 import argparse
-import csv
 import os
 import statistics
 import subprocess
@@ -14,6 +13,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.cpu import keep
 
 ROOT = Path(__file__).parents[1]
 REPEATS, PAUSE_S, PATIENCE_S = 5, 0.005, 60.0
@@ -76,10 +77,7 @@ def main() -> None:
     for row in rows:
         print(f"{row['seconds']:7.3f} s  {row['what']}")
     if arguments.csv:
-        with arguments.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        keep(rows, arguments.csv)
 
 
 if __name__ == "__main__":
