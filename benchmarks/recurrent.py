@@ -4,8 +4,8 @@
     python benchmarks/recurrent.py suite --seeds 1 2 3 --jobs 12 --device cuda --minutes 9
     python benchmarks/recurrent.py priorities --seeds 1 2 --jobs 12 --device cuda --minutes 9
     python benchmarks/recurrent.py doom-basic --seeds 1 2 3 4 5 --jobs 1
-    python benchmarks/recurrent.py doom --seeds 1 2 --jobs 3 --device cuda --minutes 25      # the paper's table 1, on suite:doom
-    python benchmarks/recurrent.py doom-parts --seeds 1 2 --jobs 3 --device cuda --minutes 25
+    python benchmarks/recurrent.py doom --seeds 1 2 --jobs 4 --device cuda      # the paper's table 1, on suite:doom
+    python benchmarks/recurrent.py doom-parts --seeds 1 --jobs 2 --device cuda
     python -m benchmarks.recurrent_report
 
 Each run writes a row for every `every` steps into docs/results/recurrent/EXPERIMENT.csv: the score, and the mean return of each task over
@@ -82,8 +82,11 @@ SMALL_MEMORY: Settings = {
     "optimiser.schedule": "constant",
     "optimiser.clip_gradient_norm": 0.5,
 }
-# Suites of ViZDoom on a card; four slots a task.
+DOOM_STEPS = 500_000  # of each agent or member
+# Suites of ViZDoom on a card; four slots a task. Batches as in the paper: 16 online and 112 replayed unrolls, or 32 without replay.
 LARGE: Settings = {
+    "loss.batch_unrolls": 128,
+    "replay.fraction": 0.875,
     "environment.slots": 4 * len(SUITES["doom"]),
     "network.torso": "impala",
     "network.memory_size": 256,
@@ -91,6 +94,7 @@ LARGE: Settings = {
     "replay.capacity_steps": 2_000_000,
     "replay.budget_gb": 12.0,
     "run.runtime": "local",
+    "run.steps": DOOM_STEPS,
 }
 # For two cores: pictures of a quarter of the pixels, a third of the decisions, an update for every two new unrolls of ten steps.
 TINY: Settings = {
@@ -104,18 +108,19 @@ TINY: Settings = {
     "network.memory_size": 64,
     "replay.fraction": 0.875,
 }
-RATES: Settings = {"members": [{"learning_rate": rate} for rate in (2.5e-4, 5e-4, 1e-3)]}
+RATES: Settings = {"members": [{"learning_rate": rate} for rate in (2.5e-4, 5e-4, 1e-3)], "processes": 3}
+IMPALA: Settings = {"loss.batch_unrolls": 32}
 EXPERIMENTS = {
     "doom-basic": Experiment("doom/basic", "laser-multitask", 40_000, 1_000, TINY, {"laser-multitask": {}}),
     "doom": Experiment(
         "suite:doom",
         "laser-multitask",
-        20_000_000,
-        200_000,
+        DOOM_STEPS,
+        20_000,
         LARGE,
         {
-            "PopArt-IMPALA": {"recipe": "popart-impala"},
-            "PopArt-IMPALA + PixelControl": {"recipe": "popart-impala-pixelcontrol"},
+            "PopArt-IMPALA": {"recipe": "popart-impala", **IMPALA},
+            "PopArt-IMPALA + PixelControl": {"recipe": "popart-impala-pixelcontrol", **IMPALA},
             "LASER": {},
             "LASER shared": {"sweep": {**RATES, "share_replay": True}},
             "LASER shared + PBT": {"sweep": {**RATES, "share_replay": True, "pbt": True}},
@@ -124,8 +129,8 @@ EXPERIMENTS = {
     "doom-parts": Experiment(
         "suite:doom",
         "laser-multitask",
-        20_000_000,
-        200_000,
+        DOOM_STEPS,
+        20_000,
         LARGE,
         {
             "no memory": {"network.memory": "none"},
@@ -203,9 +208,12 @@ class Watch:
         self.rows.append({**place, "step": step, "update": update, "seconds": round(seconds, 1), **numbers, **kept})
 
 
-def one_run(name: str, variant: str, seed: int, device: str, minutes: float) -> tuple[str, int, list[dict[str, Any]]]:
-    """One agent, or the members of a sweep, from the beginning."""
+def one_run(
+    name: str, variant: str, seed: int, device: str, end: float, agents: Path | None
+) -> tuple[str, int, list[dict[str, Any]]]:
+    """One agent, or the members of a sweep, from the beginning; no longer than to the time `end`."""
     torch.set_num_threads(1)
+    minutes = max(0.0, end - time.time()) / 60
     experiment = EXPERIMENTS[name]
     settings = {**experiment.settings, **experiment.variants[variant]}
     if settings.get("replay.burn_in_steps") == "half":
@@ -224,6 +232,8 @@ def one_run(name: str, variant: str, seed: int, device: str, minutes: float) -> 
         return variant, seed, watch.rows
     with LASER(experiment.environment, recipe=recipe, **settings) as agent:
         agent.learn(experiment.steps, callback=watch)
+        if agents is not None:
+            agent.save(agents / f"{name}-{variant}-{seed}.safetensors")
     return variant, seed, watch.rows
 
 
@@ -237,7 +247,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--agents", type=Path)
     asked = parser.parse_args()
+    end = time.time() + 60 * asked.minutes
     path = asked.out / f"{asked.experiment}.csv"
     there = read(path)
     done = {(row["variant"], int(row["seed"])) for row in there}
@@ -245,7 +257,7 @@ def main() -> None:
     jobs = [(variant, seed) for seed in asked.seeds for variant in variants if (variant, seed) not in done]
     context = get_context("spawn")
     with ProcessPoolExecutor(min(asked.jobs, max(1, len(jobs))), mp_context=context) as pool:
-        waiting = [pool.submit(one_run, asked.experiment, *job, asked.device, asked.minutes) for job in jobs]
+        waiting = [pool.submit(one_run, asked.experiment, *job, asked.device, end, asked.agents) for job in jobs]
         for ended in as_completed(waiting):
             variant, seed, rows = ended.result()
             there += [{"variant": variant, "seed": seed, **row} for row in rows]

@@ -1,6 +1,7 @@
 """What it costs to refresh the states of replayed unrolls, and how fresh they are: two ways, against no refresh at all.
 
-    python benchmarks/refresh.py [--device cuda]
+    python -m benchmarks.refresh [--device cuda]
+    python -m benchmarks.refresh --graphs FILE.csv      # on a card: an update launched operation by operation, and as one CUDA graph
 
 "carried": the learner keeps the state that its own forward pass reached at the end of the unroll (what the package does). "second pass":
 after the update the new parameters run over the unroll once more, as a separate replayer would. Both are compared with updates on the same
@@ -12,14 +13,16 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.recurrent import write
 from laser_rl import LASER
 from laser_rl.agent.memory_state import Recurrent
 from laser_rl.replay.memory_layout import DeviceBatch
-from laser_rl.training.build import batch_of
+from laser_rl.training.build import Member, batch_of
 from laser_rl.types import Batch, Inputs
 
 CASES = {
@@ -42,7 +45,14 @@ CASES = {
     ),
 }
 
-
+# Only for `--graphs`.
+ON_CARDS = {
+    "first person, IMPALA-deep bf16, PreCo 256, T 20": (
+        "suite:doom",
+        "laser-multitask",
+        {"network.torso": "impala", "network.memory_size": 256, "network.precision": "bf16", "environment.slots": 28},
+    ),
+}
 LARGE = "grid, IMPALA-deep, PreCo 256, T 79"
 
 
@@ -74,7 +84,12 @@ def synchronised(device: torch.device) -> float:
 def measure(name: str, device: str, updates: int) -> dict[str, float]:
     """Median seconds of each, and the freshness of both."""
     environment, recipe, settings = CASES[name]
-    agent = LASER(environment, recipe=recipe, **{**settings, "run.device": device, "run.log_every_updates": 10**6})
+    more = {
+        "run.device": device,
+        "run.graphs": False,
+        "run.log_every_updates": 10**6,
+    }  # a graph would hold one of the ways
+    agent = LASER(environment, recipe=recipe, **{**settings, **more})
     agent.learn(10_000)
     member, learner = agent.member, agent.member.learner
     kept, batch = learner.state_dict(), batch_of(member)
@@ -103,6 +118,48 @@ def measure(name: str, device: str, updates: int) -> dict[str, float]:
     learner.load_state_dict(kept.tensors, kept.numbers)
     agent.close()
     return {way: statistics.median(found) for way, found in times.items()}
+
+
+def batches_of(member: Member, count: int) -> list[DeviceBatch]:
+    """Batches of play, on the learner's device."""
+    batch, found = batch_of(member), list[DeviceBatch]()
+    while len(found) < count:
+        taken = member.actor.step()
+        if taken.unrolls is None:
+            continue
+        member.mixer.offer(taken.unrolls)
+        while member.mixer.ready():
+            member.mixer.fill(batch)
+            found.append(DeviceBatch(member.layout, batch, member.learner.device).copy_from(batch))
+    return found
+
+
+def with_graphs(name: str, updates: int) -> dict[str, float | str]:
+    """Milliseconds of an update in turns (medians), and how far the parameters are apart after the same updates."""
+    from laser_rl.cuda.graphs import CudaGraphs  # noqa: PLC0415 - a CPU has none
+
+    environment, recipe, settings = (CASES | ON_CARDS)[name]
+    more = {"run.device": "cuda", "run.log_every_updates": 10**6}
+    with LASER(environment, recipe=recipe, **{**settings, **more}) as agent:
+        agent.learn(10_000)
+        learner = agent.member.learner
+        batches, kept = batches_of(agent.member, 8), learner.state_dict()
+        times: dict[bool, list[float]] = {False: [], True: []}
+        ends: dict[bool, torch.Tensor] = {}
+        for turn in range(6):
+            graphs = turn % 2 == 1
+            learner.load_state_dict(kept.tensors, kept.numbers)
+            learner.launch_with(CudaGraphs(learner.device), graphs=graphs)
+            for number in range(8 + updates):  # the first ones compile, tune and record
+                begin = synchronised(learner.device)
+                learner.update(batches[number % len(batches)], progress=0.0)
+                if number >= 8:
+                    times[graphs].append(synchronised(learner.device) - begin)
+                if number == 15:  # both after the same ones
+                    ends[graphs] = learner.flat.value.clone()
+        apart = (ends[True] - ends[False]).abs().max() / ends[False].abs().max()
+    one, other = (1e3 * statistics.median(times[graphs]) for graphs in (False, True))
+    return {"network": name, "launched_ms": one, "graph_ms": other, "factor": one / other, "apart": float(apart)}
 
 
 def freshness(second_pass: bool, updates: int, seed: int = 0) -> tuple[float, float]:
@@ -154,8 +211,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--graphs", type=Path, metavar="FILE")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.graphs is not None:
+        rows = []
+        for name in CASES | ON_CARDS:
+            rows.append(
+                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, **with_graphs(name, asked.updates)}
+            )
+            print(rows[-1], flush=True)
+            write(asked.graphs, rows)
+        return
     share: Callable[[float], str] = lambda x: f"{100 * x:+.1f} %"  # noqa: E731
     print(
         "| network | update, ms | forward pass, share of it | carried costs | second pass costs |\n|---|---|---|---|---|"

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import time
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,12 @@ def test_every_arm_of_table_1_runs_and_has_a_row_in_the_table(variant, monkeypat
     monkeypatch.setattr(recurrent, "EXPERIMENTS", {"doom": small})
     monkeypatch.setattr(recurrent_report, "EXPERIMENTS", {"doom": small})
     monkeypatch.setattr(recurrent_report, "RESULTS", tmp_path)
-    _, seed, rows = recurrent.one_run("doom", variant, 1, "cpu", 1e9)
+    (tmp_path / "README.md").touch()
+    (agents := tmp_path / "agents").mkdir()
+    _, seed, rows = recurrent.one_run("doom", variant, 1, "cpu", time.time() + 600, agents)
     members = {row.get("member") for row in rows}
     assert seed == 1
+    assert len(list(agents.iterdir())) == (0 if "shared" in variant else 1)
     assert members == ({0, 1, 2} if "shared" in variant else {None})
     assert max(row["step"] for row in rows) >= 300
     recurrent.write(tmp_path / "doom.csv", [{"variant": variant, "seed": 1, **row} for row in rows])

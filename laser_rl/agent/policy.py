@@ -62,10 +62,9 @@ class Policy:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can be made of it: no memory, and no torso of a user, which may look at values."""
+        """Whether a CUDA graph can be made of it: no torso is a user's, which may look at values."""
         torsos = [torso for torso in (self.network.torso, self.network.value_torso) if torso is not None]
-        ours = all(type(torso).__module__.startswith("laser_rl.") for torso in torsos)
-        return ours and self.network.state_size == 0
+        return all(type(torso).__module__.startswith("laser_rl.") for torso in torsos)
 
     def act(self, rows: Seen, envs: NDArray[np.int64] | None = None) -> Decision:
         parts = rows if self.network.state_size else rows[:1]  # without a memory nothing else is read

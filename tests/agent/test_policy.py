@@ -151,7 +151,7 @@ def test_graphs_are_void_when_parameters_or_buffers_have_moved(recording):
     assert len(recording.captured) == 2
 
 
-def test_only_our_own_networks_without_memory_are_captured():
+def test_only_our_own_networks_are_captured():
     class Users(torch.nn.Module):
         features = 6
 
@@ -159,7 +159,7 @@ def test_only_our_own_networks_without_memory_are_captured():
             return pictures.flatten(1)[:, :6]
 
     assert policy_of().capturable
-    assert not policy_of(memory="lstm").capturable
+    assert policy_of(memory="lstm").capturable
     assert not policy_of(torso=Users()).capturable
 
 
@@ -177,14 +177,15 @@ def test_a_gpu_decides_like_a_cpu(action, memory):
             sure = np.sort(one.behaviour, -1)
             clear = (sure[:, -1] - sure[:, -2] > 0.2) if action == ACTIONS[0] else np.zeros(6, bool)
             np.testing.assert_array_equal(one.action[clear], two.action[clear])
-    assert bool(there._staged._graphs) == (memory == "none")
+    assert there._staged._graphs
 
 
 @needs_gpu
+@pytest.mark.parametrize("memory", ["none", "lstm"])
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_graph_decides_like_the_launches_it_was_made_of(action, deterministic):
-    eager, graphed = (policy_of(action, device="cuda", deterministic=deterministic) for _ in range(2))
+def test_a_graph_decides_like_the_launches_it_was_made_of(action, memory, deterministic):
+    eager, graphed = (policy_of(action, memory=memory, device="cuda", deterministic=deterministic) for _ in range(2))
     eager._staged._captures = False
     for call in range(3 * OFTEN):
         for rows in (4, 7):
