@@ -32,7 +32,7 @@ WATCHED: list[tuple[Any, str, str, str | None]] = [
     (Mixer, "fill", "batches", None),
     (learner.Learner, "update", "statistics and rest of an update", None),
     (Recurrent, "unroll", "forward", "statistics and rest of an update"),
-    (learner, "laser_loss", "loss", "statistics and rest of an update"),
+    (learner, "loss_of", "loss", "statistics and rest of an update"),
     (torch.autograd, "grad", "backward", "statistics and rest of an update"),
     (Optimiser, "step", "optimiser", "statistics and rest of an update"),
 ]

@@ -1,15 +1,18 @@
 """The learner: one optimiser step for each batch, its metrics and checkpoint state, and changes of its hyper-parameters."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from laser_rl.agent.dense import Dense
 from laser_rl.agent.functions import own_factor
 from laser_rl.agent.learner_metrics import EVERY, Numbers, ages, tally
 from laser_rl.agent.loss import Hyper, Loss, draws, hyper_of, laser_loss, require_splittable
 from laser_rl.agent.memory_state import Recurrent
+from laser_rl.agent.numpy_loss import fits, numpy_loss
 from laser_rl.agent.parallel import ALONE, Team, require_together
 from laser_rl.agent.parameters import GOOD_EVERY, FlatParameters, Optimiser, Recovery, load_network, require_finite
 from laser_rl.agent.policy import restore_generator
@@ -87,6 +90,7 @@ class Learner:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.numbers = Numbers(sources, self.device)
         self.recurrent = Recurrent(network, burn_in_steps, team)
+        self._layers: Dense | None = None
         self.recovery = Recovery(self.flat, network, self.optimiser)
         self.prioritises = prioritise
         # Ids and critic's losses of the last batch, unless it was skipped.
@@ -157,17 +161,27 @@ class Learner:
         with checks.unchecked():
             if self.device.type != "cpu":
                 batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
-            output, batch = self.recurrent.unroll(batch)
-            constants = (self.hyper, self.bound, self.generator, self.network)
-            loss = laser_loss(self.family, output, batch, *constants, team=self.team)
-            # Not `backward`, which adds every gradient to zeros: these are copied, all of them in one launch.
-            gradients = torch.autograd.grad(loss.total, parameters, materialize_grads=True)
-            torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)  # type: ignore[misc]
+            on_host = self._launcher is None and self.team.size == 1
+            by_numpy = on_host and fits(self.family, self.loss, self.network, self.flat.value)
+            dense = self._dense(parameters) if by_numpy and self.network.dense else None
+            output, batch = self.recurrent.unroll(batch) if dense is None else (dense.forward(batch.observation), batch)
+            if by_numpy:
+                loss = numpy_loss(output, batch, self.hyper, self.bound)
+            else:
+                constants = (self.hyper, self.bound, self.generator, self.network)
+                loss = laser_loss(self.family, output, batch, *constants, team=self.team)
+            if dense is not None and loss.gradients is not None:
+                dense.backward(*loss.gradients)
+            else:
+                outputs = [loss.total] if loss.gradients is None else [output.policy, output.value]
+                # Not `backward`, which adds every gradient to zeros: these are copied, all of them in one launch.
+                gradients = torch.autograd.grad(outputs, parameters, loss.gradients, materialize_grads=True)
+                torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)  # type: ignore[misc]
             # Of the whole batch from here on: what is not finite on one rank is so on all, and all skip the update.
             norm = torch.linalg.vector_norm(self.team.sum(self.flat.gradient))
-            finite = norm.isfinite()
-            self._clip(norm)
             known = self._launcher is None and self.device.type == "cpu"
+            finite = torch.tensor(math.isfinite(norm)) if known else norm.isfinite()
+            self._clip(norm)
             if not known or finite:
                 self.optimiser.step(None if known else finite, self.flat.value, self.flat.gradient, self._rate)
             if (normaliser := self.network.normaliser) is not None:
@@ -179,6 +193,13 @@ class Learner:
             if self._launcher is not None:
                 self.recovery.note(finite)
         return UpdateOutcome(loss._replace(total=loss.total.detach()), batch, age, finite)
+
+    def _dense(self, parameters: Sequence[nn.Parameter]) -> Dense | None:
+        """Views of the memory where the parameters lie now; None if the user has frozen some of them."""
+        flat = self.flat
+        if self._layers is None or self._layers.value.data_ptr() != flat.value.data_ptr():
+            self._layers = Dense(self.network, flat.places, flat.value[None], flat.gradient[None])
+        return self._layers if len(parameters) == self._layers.parameters else None
 
     def step(self, norm: Tensor, progress: float) -> None:
         self._clip(norm)

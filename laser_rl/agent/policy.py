@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from laser_rl.networks.agent_network import AgentNetwork
 from laser_rl.ops import checks
-from laser_rl.ops.distributions import FORBIDDEN, Family
+from laser_rl.ops.distributions import FORBIDDEN, Categorical, Family
 from laser_rl.types import Array, Inputs, UnrollLayout
 
 if TYPE_CHECKING:
     from laser_rl.cuda.staged import Staged  # a run on a CPU never imports it
 
+MOST_PRODUCTS = 2**17  # of a layer at once: from twice as many on NumPy's library starts threads of its own
+TINY = np.finfo(np.float32).tiny
 log = logging.getLogger("laser_rl.agent")
 
 
@@ -53,6 +55,12 @@ class Policy:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self._tensors = [*network.parameters(), *network.buffers()]
         self._staged: Staged | None = None
+        host = self.device.type == "cpu" and isinstance(family, Categorical) and network.dense
+        plain = host and network.normaliser is None and not network.mask and self._tensors[0].dtype == torch.float32
+        hidden = [layer for layer in network.torso.modules() if isinstance(layer, nn.Linear)]
+        self._layers = [*hidden, network.policy_head] if plain else []
+        self._views: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
+        self._seen_at: tuple[int, ...] = ()
         if self.device.type == "cuda":
             from laser_rl.cuda import staged  # noqa: PLC0415 - a run on a CPU never imports it
 
@@ -67,12 +75,36 @@ class Policy:
         return all(type(torso).__module__.startswith("laser_rl.") for torso in torsos)
 
     def act(self, rows: Seen, envs: NDArray[np.int64] | None = None) -> Decision:
+        if self._layers and (decision := self._act_by_numpy(rows.observation)) is not None:
+            return decision
         parts = rows if self.network.state_size else rows[:1]  # without a memory nothing else is read
         if self._staged is not None:
             return Decision(*self._staged(parts))
         with torch.inference_mode():
             results = self._decide([torch.from_numpy(part).to(self.device) for part in parts])
             return Decision(*(result.cpu().numpy() for result in results))
+
+    def _act_by_numpy(self, observation: Array) -> Decision | None:
+        """The same as `_decide` in a third of its time, for a few rows; None for many, or where the logits are not finite."""
+        if (addresses := self._addresses()) != self._seen_at:  # views of the memory where the parameters lie now
+            self._views = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in self._layers]
+            self._seen_at = addresses
+        x = observation.reshape(len(observation), -1).astype(np.float32, copy=False)
+        if len(x) * max(weight.size for weight, _ in self._views) > MOST_PRODUCTS:
+            return None
+        x = x if self.network.scale == 1.0 else x * np.float32(self.network.scale)
+        for weight, bias in self._views[:-1]:
+            x = np.tanh(x @ weight.T + bias)
+        weight, bias = self._views[-1]
+        logits = x @ weight.T + bias
+        if not math.isfinite(logits.sum()):
+            return None
+        score = logits
+        if not self.deterministic:
+            noise = torch.empty(logits.shape).exponential_(generator=self.generator).numpy()
+            score = logits - np.log(np.maximum(noise, TINY))
+        action = score.argmax(-1)
+        return Decision(action, logits, action)
 
     def _decide(self, parts: list[Tensor]) -> list[Tensor]:
         with checks.unchecked():

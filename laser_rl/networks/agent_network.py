@@ -1,7 +1,7 @@
 """The whole network: torso, memory, heads; and one architecture with several sets of parameters as one computation."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,12 +11,9 @@ from torch import Tensor, nn
 from laser_rl.envs.records import ObservationSpec, Part
 from laser_rl.networks.heads import PixelControlHead, PopArtHead
 from laser_rl.networks.recurrent import Memory, NoMemory
-from laser_rl.networks.torso import PICTURE, ImpalaDeep, Instruction, LastStep, ObservationNormaliser, orthogonal
+from laser_rl.networks.torso import MLP, PICTURE, ImpalaDeep, Instruction, LastStep, ObservationNormaliser, orthogonal
 from laser_rl.ops.distributions import FORBIDDEN
 from laser_rl.types import Inputs
-
-Parameters = Mapping[str, Tensor]  # by the network's own names, each with a leading K
-Forward = Callable[[Parameters, Tensor], "Output"]  # observation [T, K · B, ...]
 
 
 class Output(NamedTuple):
@@ -71,6 +68,13 @@ class AgentNetwork(nn.Module):
         return self.value_head if isinstance(self.value_head, PopArtHead) else None
 
     @property
+    def dense(self) -> bool:
+        """Whether there are only layers with tanh, from a vector to the policy and to the value."""
+        torsos = {type(torso) for torso in (self.torso, self.value_torso) if torso is not None}
+        others = self.popart, self.pixel_control, self.instruction, self.last, self.parts, self.state_size
+        return torsos == {MLP} and not any(others) and not self.bf16 and not self.normalise_features
+
+    @property
     def state_size(self) -> int:
         return self.memory.state_size
 
@@ -87,7 +91,7 @@ class AgentNetwork(nn.Module):
         def by_row(features: Tensor) -> Tensor:
             return features.view(rows[1], rows[0], -1).transpose(0, 1) if turned else features.view(*rows, -1)
 
-        seen = self._prepare(flat)
+        seen = self.prepared(flat)
         features = self._encoded(flat, seen)
         last = features if self.last is None else self.last(inputs.last_action, inputs.last_reward, inputs.is_first)
         features, states = self.memory.forward(by_row(features), last, inputs.is_first, state)
@@ -100,7 +104,7 @@ class AgentNetwork(nn.Module):
     def policy(self, observation: Tensor) -> Tensor:
         """The policy's parameters [N, P] at N observations, of a network without a memory: all that acting needs of `forward`."""
         flat = self.without_mask(observation)
-        return self.masked(self.policy_head(self._encoded(flat, self._prepare(flat))), observation)
+        return self.masked(self.policy_head(self._encoded(flat, self.prepared(flat))), observation)
 
     def _encoded(self, flat: Tensor, seen: Tensor | dict[str, Tensor]) -> Tensor:
         features = self._features(self.torso, seen)
@@ -117,7 +121,7 @@ class AgentNetwork(nn.Module):
             return policy
         return torch.where(observation[..., -self.mask :] != 0, policy.clamp(min=FORBIDDEN / 2), FORBIDDEN)
 
-    def _prepare(self, flat: Tensor) -> Tensor | dict[str, Tensor]:
+    def prepared(self, flat: Tensor) -> Tensor | dict[str, Tensor]:
         if self.parts:
             return split_parts(flat, self.parts)
         if self.bf16 and self.instruction is None:
@@ -153,41 +157,3 @@ def split_parts(flat: Tensor, parts: Sequence[Part]) -> dict[str, Tensor]:
         shaped = shaped if part.scale == 1.0 else shaped * part.scale
         found[part.key] = shaped.contiguous(memory_format=torch.channels_last) if shaped.ndim == PICTURE else shaped
     return found
-
-
-def side_by_side(network: AgentNetwork, members: int) -> Forward:
-    """A function that does for K sets of parameters what `network` does for its own; columns of each member one after the other.
-
-    A small network costs more to call than to compute; here each operation is done once, as a product [K, rows, in] · [K, in, out].
-    For float32 MLPs without memory, PopArt and normaliser only.
-    """
-
-    def forward(parameters: Parameters, observation: Tensor) -> Output:
-        rows, columns = observation.shape[:2]
-        seen = torch.unflatten(network.without_mask(observation), 1, (members, -1)).transpose(0, 1)
-        flat = seen.reshape(members, rows * columns // members, -1).float()
-        if network.scale != 1.0:
-            flat = flat * network.scale
-        features = _mlp("torso", network.torso, parameters, flat)
-        valued = features if network.value_torso is None else _mlp("value_torso", network.value_torso, parameters, flat)
-        heads = _linear("policy_head", parameters, features), _linear("value_head", parameters, valued)
-        policy, value = (
-            head.view(members, rows, columns // members, -1).transpose(0, 1).flatten(1, 2) for head in heads
-        )
-        return Output(network.masked(policy, observation), value.squeeze(-1))
-
-    return forward
-
-
-def _mlp(prefix: str, torso: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
-    layers: nn.Sequential = torso.layers  # type: ignore[assignment]
-    for number, layer in enumerate(layers):
-        if isinstance(layer, nn.Linear):
-            x = _linear(f"{prefix}.layers.{number}", parameters, x).tanh()
-    return x
-
-
-def _linear(name: str, parameters: Parameters, x: Tensor) -> Tensor:
-    bias = parameters[f"{name}.bias"][:, None]
-    # The transposed weight, as it is stored: three times faster than [K, in, out] where `out` is a handful of actions.
-    return torch.baddbmm(bias, x, parameters[f"{name}.weight"].transpose(1, 2))

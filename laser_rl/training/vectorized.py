@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laser_rl.agent.actor import ActorStep
+from laser_rl.agent.dense import Dense
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.learner_metrics import EVERY, ages, tally
 from laser_rl.agent.loss import columns, differences, hyper_of, laser_loss
+from laser_rl.agent.numpy_loss import fits, numpy_loss
 from laser_rl.agent.parallel import part_of
-from laser_rl.agent.parameters import Optimiser, shaped
+from laser_rl.agent.parameters import Optimiser
 from laser_rl.agent.policy import Decision, Seen, choose
 from laser_rl.gpu_streams import own_stream
-from laser_rl.networks.agent_network import side_by_side
-from laser_rl.networks.recurrent import NoMemory
-from laser_rl.networks.torso import MLP
 from laser_rl.ops import checks
 from laser_rl.replay.memory_layout import allocate
 from laser_rl.training.build import Member
@@ -38,9 +37,7 @@ def can_stack(learners: Sequence[Learner]) -> bool:
     kinds = {(type(x.network.torso), x.network.bf16, x.flat.places == places, x.rates.kind) for x in learners}
     alike = len(kinds) == 1 and not any(differences(first.loss, x.loss) for x in learners)
     fixed = {(x.rates.decay, x.rates.momentum, x.rates.added, x.rates.clip_gradient_norm) for x in learners}
-    network = first.network
-    plain = isinstance(network.memory, NoMemory) and network.popart is None and network.normaliser is None
-    ours = isinstance(network.torso, MLP) and plain and not network.bf16 and not network.normalise_features
+    ours = first.network.dense and first.network.normaliser is None
     small = first.flat.value.numel() <= MOST_PARAMETERS
     enumerable = first.family.joint_size is not None  # else each member needs random numbers of its own
     drawn = not any(x.prioritises for x in learners)
@@ -60,34 +57,29 @@ class VectorizedLearners:
         for row, learner in enumerate(learners):
             learner.flat.move(self.value[row], self.gradient[row])
             learner.optimiser.move({name: rows[row] for name, rows in self._optimiser.state.items()})
-        self._values, self._gradients = (
-            {place.name: shaped(rows[:, place.first : place.last], place.shape) for place in first.flat.places}
-            for rows in (self.value, self.gradient)
-        )
         self.family = first.family
-
-    def _which(self, rows: Sequence[int]) -> slice | list[int]:
-        """An index of these members; of all it gives views."""
-        return slice(None) if len(rows) == len(self.learners) else list(rows)
-
-    def parameters(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Parameters of these members by name, with a leading dimension; views if these are all members."""
-        which = self._which(rows)
-        return {name: values[which] for name, values in self._values.items()}
+        self.layers = Dense(first.network, first.flat.places, self.value, self.gradient)
 
     def update(self, rows: Sequence[int], batch: Batch, *, progress: Sequence[float]) -> None:
         """One gradient step for each of these members, ascending; the batch has the columns of the first, then those of the second."""
         learners, members = [self.learners[row] for row in rows], len(rows)
         device = self.value.device
-        parameters = {name: tensor.requires_grad_() for name, tensor in self.parameters(rows).items()}
         version = torch.tensor([learner.version for learner in learners], device=device)
+        dense, gradient = self.layers, self.gradient
+        if members < len(self.learners):
+            gradient = torch.empty_like(self.gradient[:members])
+            dense = Dense(learners[0].network, learners[0].flat.places, self.value[list(rows)], gradient)
         with checks.unchecked():
-            output = side_by_side(learners[0].network, members)(parameters, batch.observation)
+            output = dense.forward(batch.observation)
             hyper, bound = hyper_of([x.loss for x in learners], device), torch.stack([x.bound for x in learners])
-            loss = laser_loss(self.family, output, batch, hyper, bound)
-            gradients = torch.autograd.grad(loss.total, list(parameters.values()))
-            for rows_of_it, gradient in zip(self._gradients.values(), gradients, strict=True):
-                rows_of_it[self._which(rows)] = gradient
+            if fits(self.family, hyper.common, learners[0].network, self.value):
+                loss = numpy_loss(output, batch, hyper, bound)
+            else:
+                output = output._replace(policy=output.policy.requires_grad_(), value=output.value.requires_grad_())
+                loss = laser_loss(self.family, output, batch, hyper, bound)
+            dense.backward(*(loss.gradients or torch.autograd.grad(loss.total, (output.policy, output.value))))
+            if dense is not self.layers:
+                self.gradient[list(rows)] = gradient
             norms = self.gradient.norm(dim=1)
             finite = norms.isfinite().tolist()
             self._step(rows, norms, finite, progress)
@@ -123,7 +115,6 @@ class StackedPolicy:
         self.device = stack.value.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self._members = len(stack.learners)
-        self._forward = side_by_side(stack.learners[0].network, self._members)
 
     @torch.inference_mode()
     def act(self, rows: Seen, envs: NDArray[np.int64]) -> Decision:
@@ -132,9 +123,8 @@ class StackedPolicy:
         seen = np.zeros((count, *rows.observation.shape[1:]), rows.observation.dtype)
         seen[envs] = rows.observation
         with checks.unchecked():
-            parameters = self._stack.parameters(range(self._members))
-            output = self._forward(parameters, torch.from_numpy(seen).to(self.device).unsqueeze(0))
-            behaviour = output.policy[0, torch.from_numpy(envs).to(self.device)]
+            policy = self._stack.layers.policy(torch.from_numpy(seen).to(self.device))
+            behaviour = policy[torch.from_numpy(envs).to(self.device)]
             return Decision(*(part.cpu().numpy() for part in choose(self._stack.family, behaviour, self.generator)))
 
 

@@ -53,7 +53,7 @@ class ThreadTeam:
 class Double(AgentNetwork):
     """In float64, so that an order of summation does not show."""
 
-    def _prepare(self, flat):
+    def prepared(self, flat):
         flat = flat.double() * self.scale
         return flat if self.normaliser is None else self.normaliser(flat)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from laser_rl.agent import learner as learner_module
 from laser_rl.agent.learner import Learner
 from laser_rl.agent.parameters import GIVE_UP_AFTER
 from laser_rl.config import LossConfig
@@ -90,7 +91,8 @@ def test_another_learner_adopts_the_statistics_and_a_state_restores_them():
         assert torch.equal(one_policy, same)
 
 
-def test_the_update_can_be_recorded():
+def test_the_update_can_be_recorded(monkeypatch):
+    monkeypatch.setattr(learner_module, "fits", lambda *_: False)  # what NumPy computes differs in the last bits
     watching, launching, recorder = test_graphed.learners(network)
     test_graphed.run((watching, launching), [far(seed) for seed in range(12)])
     test_graphed.assert_same(watching, launching)

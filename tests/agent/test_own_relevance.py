@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from laser_rl import LASER, Sweep
+from laser_rl.agent import learner as learner_module
 from laser_rl.agent.functions import _imported
 from laser_rl.agent.loss import own_relevance
 from laser_rl.config import Config, override
@@ -60,7 +61,8 @@ def trained(trust, **settings):
     return agent, [row.values["acceptance"] for row in rows if row.kind == "train"]
 
 
-def test_the_same_function_gives_the_same_parameters(module):
+def test_the_same_function_gives_the_same_parameters(module, monkeypatch):
+    monkeypatch.setattr(learner_module, "fits", lambda *_: False)  # what NumPy computes differs in the last bits
     named, accepted = trained("behaviour")
     own, own_accepted = trained(f"{module}:same")
     assert accepted == own_accepted
