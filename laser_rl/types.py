@@ -38,22 +38,13 @@ class UnrollLayout:
         inputs, rows = self.steps + 1, self.context + self.steps + 1
         flags = dict.fromkeys(("terminated", "truncated", "lost_life", "is_transition"), ((self.steps,), "bool"))
         return {
-            "observation": ((rows, *self.observation_shape), self.observation_dtype),
-            "is_first": ((rows,), "bool"),
-            "last_action": ((inputs, *self.action_shape), self.action_dtype),
-            "last_reward": ((inputs,), "float32"),
-            "action": ((self.steps, *self.action_shape), self.action_dtype),
-            "reward": ((self.steps,), "float32"),
-            **flags,
-            "behaviour": ((self.steps, self.parameter_size), "float32"),
-            "member": ((), "int32"),
-            "slot": ((), "int32"),
-            "task": ((), "int32"),
-            "episode": ((), "int64"),
-            "seed": ((), "int64"),
-            "version": ((), "int64"),
-            "state": ((self.state_size,), "float32"),
-        }
+            "observation": ((rows, *self.observation_shape), self.observation_dtype), "is_first": ((rows,), "bool"),
+            "last_action": ((inputs, *self.action_shape), self.action_dtype), "last_reward": ((inputs,), "float32"),
+            "action": ((self.steps, *self.action_shape), self.action_dtype), "reward": ((self.steps,), "float32"),
+            **flags, "behaviour": ((self.steps, self.parameter_size), "float32"), "member": ((), "int32"),
+            "slot": ((), "int32"), "task": ((), "int32"), "episode": ((), "int64"), "seed": ((), "int64"),
+            "version": ((), "int64"), "state": ((self.state_size,), "float32")
+        }  # fmt: skip
 
 
 class Unrolls(NamedTuple):

@@ -210,10 +210,7 @@ def _numbers(
     divergence, entropy = team.sum(torch.unflatten(kept, 2, (hyper.members, -1)).sum((1, 3)))
     learned, _, fresh, _, trusted, offered, trusted_online, offered_online, rho, c = counts.float()
     return {
-        "acceptance": trusted / offered,
-        "acceptance_online": trusted_online / offered_online,
-        "kl": divergence / offered,
-        "rho_clipped": rho / learned.clamp(min=1),
-        "c_clipped": c / learned.clamp(min=1),
-        "entropy": entropy / fresh,
-    }
+        "acceptance": trusted / offered, "acceptance_online": trusted_online / offered_online,
+        "kl": divergence / offered, "rho_clipped": rho / learned.clamp(min=1), "c_clipped": c / learned.clamp(min=1),
+        "entropy": entropy / fresh
+    }  # fmt: skip

@@ -197,14 +197,9 @@ class Sweep:
             # Processes meet in the directory.
             keeps = self._run_dir is not None or process_count(self.config) > 0 or elsewhere is not None
             end = train(
-                self.config,
-                directory if keeps else None,
-                source=self._source,
-                torso=self._net,
-                sinks=[directory.log, *self._sinks, *sinks, *more],
-                callbacks=called,
-                elsewhere=elsewhere,
-            )
+                self.config, directory if keeps else None, source=self._source, torso=self._net,
+                sinks=[directory.log, *self._sinks, *sinks, *more], callbacks=called, elsewhere=elsewhere
+            )  # fmt: skip
             result = SweepResult(**vars(end), run_dir=folder)
             # After such a signal the process may end before the result is collected: then the folder goes now.
             if result.interrupted not in EXIT_STATUS:

@@ -100,14 +100,9 @@ class Enjoy(_Play):
             path = self.run_dir / FOLDER / f"{whose}{which}step-{trained.steps:012d}-seed-{self.seed}.mp4"
             about = {"by": BY_ENJOY, "member": member}
         went = film(
-            trained,
-            path,
-            task=task,
-            seed=self.seed,
-            deterministic=self.deterministic,
-            max_steps=self.max_steps,
-            about=about,
-        )
+            trained, path, task=task, seed=self.seed, deterministic=self.deterministic, max_steps=self.max_steps,
+            about=about
+        )  # fmt: skip
         print(f"{_prefix(member)}return {went['return']:.1f}; video: {path}")
         return 0
 

@@ -27,13 +27,9 @@ FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up, as MiniGr
 # The numbers that MiniGrid gives to what it knows.
 OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 COLOURS = {
-    "red": (255, 0, 0),
-    "green": (0, 255, 0),
-    "blue": (0, 0, 255),
-    "purple": (160, 60, 255),
-    "yellow": (255, 255, 0),
-    "grey": (120, 120, 120),
-}
+    "red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "purple": (160, 60, 255), "yellow": (255, 255, 0),
+    "grey": (120, 120, 120)
+}  # fmt: skip
 OPEN, CLOSED, LOCKED = range(3)
 # Pixels: # in the object's colour, + in half of it, . the ground, o white, blank black.
 GROUND, WHITE = (40, 40, 40), (255, 255, 255)

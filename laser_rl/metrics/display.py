@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.metrics.rows import Value
 
 NONE = "–"  # where there is no number
@@ -39,6 +38,8 @@ def progress(step: int, total: int) -> str:
 
 def listed(values: Mapping[str, Value]) -> str:
     """All values with their names, on one line. Of a mixture, those of single tasks are too many, and the mean is a score."""
+    from laser_rl.envs.scores import RETURN_OF, SCORE_OF  # noqa: PLC0415 - tables, which a table of members does without
+
     kept = {name: value for name, value in values.items() if not name.startswith((RETURN_OF, SCORE_OF))}
     if is_mixture(kept):
         kept = {"score" if name == "mean" else name: value for name, value in kept.items()}
@@ -93,32 +94,21 @@ def _part(name: str, *all_of: str) -> _Text:
 
 
 ENTRIES: dict[str, _Text] = {
-    "return": _one("return_mean", short),
-    "mean capped": _one("score_mean_capped", short),
-    "above random": _part("tasks_above_random", "tasks_seen"),
-    "best": _one("return_best", short),
-    "episodes": _one("episodes", "{:,.0f}".format),
-    "steps/s": _one("steps_per_second", "{:,.0f}".format),
+    "return": _one("return_mean", short), "mean capped": _one("score_mean_capped", short),
+    "above random": _part("tasks_above_random", "tasks_seen"), "best": _one("return_best", short),
+    "episodes": _one("episodes", "{:,.0f}".format), "steps/s": _one("steps_per_second", "{:,.0f}".format),
     "updates/s": _one("updates_per_second", short),
     "learned steps/s": _one("learned_steps_per_second", "{:,.0f}".format),
-    "replayed": _part("replayed_unrolls", "online_unrolls", "replayed_unrolls"),
-    "trusted": _one("acceptance", share),
-    "KL": _one("kl", short),
-    "rho clipped": _one("rho_clipped", share),
-    "c clipped": _one("c_clipped", share),
-    "entropy": _one("entropy", short),
-    "policy loss": _one("policy_loss", short),
-    "value loss": _one("value_loss", short),
-    "gradient norm": _one("gradient_norm", short),
-    "learning rate": _one("learning_rate", short),
-    "policy lag": _one("lag_updates", short, " updates"),
-    "replay": _one("replay_fill", share, " full"),
-    "replay age": _one("replay_age_updates", short, " updates"),
-    "replay size": _one("replay_bytes", size),
-    "memory": _one("memory_bytes", size),
+    "replayed": _part("replayed_unrolls", "online_unrolls", "replayed_unrolls"), "trusted": _one("acceptance", share),
+    "KL": _one("kl", short), "rho clipped": _one("rho_clipped", share), "c clipped": _one("c_clipped", share),
+    "entropy": _one("entropy", short), "policy loss": _one("policy_loss", short),
+    "value loss": _one("value_loss", short), "gradient norm": _one("gradient_norm", short),
+    "learning rate": _one("learning_rate", short), "policy lag": _one("lag_updates", short, " updates"),
+    "replay": _one("replay_fill", share, " full"), "replay age": _one("replay_age_updates", short, " updates"),
+    "replay size": _one("replay_bytes", size), "memory": _one("memory_bytes", size),
     "skipped updates": _one("skipped_updates", "{:,.0f}".format),
-    "restarts": _one("environment_restarts", "{:,.0f}".format),
-}
+    "restarts": _one("environment_restarts", "{:,.0f}".format)
+}  # fmt: skip
 # A line has no room for these.
 TABLE_ONLY = frozenset(
     {"mean capped", "episodes", "learned steps/s", "policy loss", "value loss", "gradient norm", "learning rate"}

@@ -98,12 +98,7 @@ def _film(path: Path, time: float, size: int) -> Film:
     counts = {name: value for name, value in numbers.items() if isinstance(value, int) and value >= 0}
     task, by = facts.get("task"), facts.get("by")
     return Film(
-        path,
-        _MEDIA[path.suffix],
-        time,
-        size,
-        **{name: counts.get(name) for name in ("step", "member", "length")},
-        total=numbers.get("return"),
-        task=task[:_MOST_TEXT] if isinstance(task, str) else None,
-        by=by if by in (BY_TRAINING, BY_ENJOY) else None,
-    )
+        path, _MEDIA[path.suffix], time, size, **{name: counts.get(name) for name in ("step", "member", "length")},
+        total=numbers.get("return"), task=task[:_MOST_TEXT] if isinstance(task, str) else None,
+        by=by if by in (BY_TRAINING, BY_ENJOY) else None
+    )  # fmt: skip

@@ -77,19 +77,14 @@ def build_network(
     features = int(own.features) + (instruction.features if instruction else 0)  # type: ignore[arg-type]
     memory = build_memory(config.memory, features, last.features, config.memory_size, config.memory_span)
     return AgentNetwork(
-        own,
-        parameter_size=family_of(spec.action).parameter_size,
-        memory=memory,
-        last=last if config.memory != "none" else None,
-        instruction=instruction,
+        own, parameter_size=family_of(spec.action).parameter_size, memory=memory,
+        last=last if config.memory != "none" else None, instruction=instruction,
         value_torso=make() if config.separate_value else None,
         normaliser=ObservationNormaliser(shape) if config.normalise_observation else None,
         popart_tasks=max(1, len(spec.tasks)) if popart else 0,
         pixel_control=_pixel_control(spec, memory.features, pixel_control_cell) if pixel_control_cell else None,
-        observation=spec.observation,
-        bf16=config.precision == "bf16",
-        normalise_features=config.normalise_features,
-    )
+        observation=spec.observation, bf16=config.precision == "bf16", normalise_features=config.normalise_features
+    )  # fmt: skip
 
 
 def _pixel_control(spec: EnvironmentSpec, features: int, cell: int) -> PixelControlHead:

@@ -146,9 +146,6 @@ def actor_critic_losses(
     estimate = vtrace(log_ratio, learnable, reward, discount, this_value, next_value, clip_rho=clip_rho, clip_c=clip_c)
     return ActorCriticLosses(
         policy=policy_gradient_loss(log_prob, estimate.rho, estimate.advantage, learnable),
-        value=value_loss(this_value, estimate.target, learnable),
-        entropy=entropy_loss(entropy, learnable, online),
-        learnable=learnable,
-        log_ratio=log_ratio,
-        estimate=estimate,
-    )
+        value=value_loss(this_value, estimate.target, learnable), entropy=entropy_loss(entropy, learnable, online),
+        learnable=learnable, log_ratio=log_ratio, estimate=estimate
+    )  # fmt: skip

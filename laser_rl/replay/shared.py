@@ -202,14 +202,10 @@ def make_room(
     sizes, ring = shape_of(layout), 0 if budget_bytes is None else ring_bytes(layout, capacity, budget_bytes)
     raw, compressed = (capacity, 0) if budget_bytes is None else (0, capacity)
     fields = {
-        "words": ((WORDS,), "int64"),
-        "members": ((capacity,), "int32"),
-        "records": ((capacity, sizes.record_bytes), "uint8"),
-        "frames": ((raw, sizes.frames_bytes), "uint8"),
-        "address": ((compressed,), "int64"),
-        "length": ((compressed,), "int64"),
-        "blocks": ((ring,), "uint8"),
-    }
+        "words": ((WORDS,), "int64"), "members": ((capacity,), "int32"),
+        "records": ((capacity, sizes.record_bytes), "uint8"), "frames": ((raw, sizes.frames_bytes), "uint8"),
+        "address": ((compressed,), "int64"), "length": ((compressed,), "int64"), "blocks": ((ring,), "uint8")
+    }  # fmt: skip
     size, file = size_of(fields), None
     if not shared:
         memory = np.empty(size, np.uint8).data  # NumPy asks the kernel for large pages

@@ -213,15 +213,12 @@ def _small(
     # One store for all has as much replay as all separate ones together.
     together = override(base, {"replay.capacity_steps": each_steps * len(chosen)})
     return ExperimentTask(
-        name=name,
-        sweep=SweepConfig(base=together, members=chosen, stack="auto"),
+        name=name, sweep=SweepConfig(base=together, members=chosen, stack="auto"),
         few=SweepConfig(base=override(base, {"replay.capacity_steps": each_steps}), members=rates),
-        bucket_steps=steps // BUCKETS,
-        each_steps=each_steps,
-        online_unrolls=base.loss.batch_unrolls // 8,
+        bucket_steps=steps // BUCKETS, each_steps=each_steps, online_unrolls=base.loss.batch_unrolls // 8,
         pbt=PbtConfig(burn_in_steps=steps // 10, every_episodes=150, margin=0.05),
-        returns=references_of((environment,))[0] if scores is None else Reference(*scores),
-    )
+        returns=references_of((environment,))[0] if scores is None else Reference(*scores)
+    )  # fmt: skip
 
 
 @functools.cache
@@ -266,14 +263,9 @@ def shrunk(task: ExperimentTask) -> ExperimentTask:
     """The same task so short that nothing is learned: to see that everything works."""
     slots = max(2, len(tasks_of(task.sweep.base.environment.id)))
     settings = {
-        "environment.slots": slots,
-        "loss.unroll_steps": SMOKE_UNROLL,
-        "run.steps": SMOKE_TURNS * slots,
-        "run.log_every_updates": 10,
-        "network.hidden": (8,),
-        "network.channels": 2,
-        "network.memory_size": 8,
-    }
+        "environment.slots": slots, "loss.unroll_steps": SMOKE_UNROLL, "run.steps": SMOKE_TURNS * slots,
+        "run.log_every_updates": 10, "network.hidden": (8,), "network.channels": 2, "network.memory_size": 8
+    }  # fmt: skip
     every = SMOKE_TURNS * slots // SMOKE_BUCKETS
 
     def short(sweep: SweepConfig, capacity: int) -> SweepConfig:

@@ -37,15 +37,13 @@ Verdict = Literal["good", "warning", "defect", "not done"]
 CHECKS = {
     "construction": "it can be built twice, with the same spaces, which an agent can be built for",
     "rows": "five values of the right types; observations of the declared dtype, shape and bounds; finite numbers",
-    "errors": "no exception in the constructor, reset or step",
-    "answers": "an answer in time",
+    "errors": "no exception in the constructor, reset or step", "answers": "an answer in time",
     "repeatable": "the same seed and the same actions give the same episode in two copies",
     "seed": "an episode depends on its seed, not on the episodes before it",
     "gymnasium": "nothing that Gymnasium's own checker objects to",
     "after the end": "an episode's last observation is its own, and nothing resets by itself",
-    "length": "episodes end, or are cut off",
-    "speed": "at least 100 steps a second in one process",
-}
+    "length": "episodes end, or are cut off", "speed": "at least 100 steps a second in one process"
+}  # fmt: skip
 # The checks that a stage has made when it has come to its end.
 STAGES = {
     "build": ("construction",),

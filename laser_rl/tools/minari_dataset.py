@@ -201,15 +201,11 @@ def _buffer(number: int, episode: WholeEpisode, spec: EnvironmentSpec, family: F
     if episode.action.dtype.kind == "f":
         infos["latent_action"] = _followed(episode.action, np.nan)
     return EpisodeBuffer(
-        id=number,
-        seed=None if episode.seed == NO_SEED else episode.seed,
+        id=number, seed=None if episode.seed == NO_SEED else episode.seed,
         observations=_observed(spec.observation, episode.observation),
-        actions=_taken(spec.action, family, episode.action),
-        rewards=episode.reward,
-        terminations=episode.terminated,
-        truncations=episode.truncated,
-        infos=infos,
-    )
+        actions=_taken(spec.action, family, episode.action), rewards=episode.reward, terminations=episode.terminated,
+        truncations=episode.truncated, infos=infos
+    )  # fmt: skip
 
 
 def _followed(array: Array, last: float) -> Array:

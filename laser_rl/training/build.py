@@ -89,31 +89,20 @@ def build_learner(
         torch.backends.cudnn.benchmark = True  # shapes hardly ever change: cuDNN tries its kernels once
     network = seeded_network(config, spec, torso).to(device)
     return Learner(
-        network,
-        family_of(spec.action),
-        config.loss,
-        config.optimiser,
-        seed=derive(config.run.seed, "learner"),
-        sources=sources,
-        burn_in_steps=config.replay.burn_in_steps,
-        prioritise=config.replay.sampling == "prioritised",
-        graphs=config.run.graphs,
-        team=team,
-    )
+        network, family_of(spec.action), config.loss, config.optimiser, seed=derive(config.run.seed, "learner"),
+        sources=sources, burn_in_steps=config.replay.burn_in_steps, prioritise=config.replay.sampling == "prioritised",
+        graphs=config.run.graphs, team=team
+    )  # fmt: skip
 
 
 def build_mixer(config: Config, layout: UnrollLayout, replay: Replay | None) -> Mixer:
     counts = Counts.of(config.loss.batch_unrolls, config.replay.fraction)
     return Mixer(
-        layout,
-        replay,
-        counts,
-        np.random.Generator(np.random.PCG64(derive(config.run.seed, "replay"))),
+        layout, replay, counts, np.random.Generator(np.random.PCG64(derive(config.run.seed, "replay"))),
         sampler=None if replay is None else _sampler(config, replay, counts.replayed),
         new_unrolls_per_update=config.loss.new_unrolls_per_update or None,
-        min_unrolls=max(1, -(-config.replay.warmup_steps // layout.steps)),
-        zero_state=config.replay.state == "zero",
-    )
+        min_unrolls=max(1, -(-config.replay.warmup_steps // layout.steps)), zero_state=config.replay.state == "zero"
+    )  # fmt: skip
 
 
 def _sampler(config: Config, replay: Replay, replayed: int) -> Sampler:
@@ -170,15 +159,11 @@ def another(source: EnvironmentSource) -> EnvironmentSource:
 
 def layout_of(spec: EnvironmentSpec, family: Family, config: Config) -> UnrollLayout:
     return UnrollLayout(
-        steps=config.loss.unroll_steps,
-        context=config.environment.frame_stack - 1,
-        observation_shape=spec.observation.shape,
-        observation_dtype=spec.observation.dtype,
-        action_shape=family.action_shape,
-        action_dtype="int64" if family.joint_size is not None else "float32",
-        parameter_size=family.parameter_size,
-        state_size=state_size(config.network.memory, config.network.memory_size),
-    )
+        steps=config.loss.unroll_steps, context=config.environment.frame_stack - 1,
+        observation_shape=spec.observation.shape, observation_dtype=spec.observation.dtype,
+        action_shape=family.action_shape, action_dtype="int64" if family.joint_size is not None else "float32",
+        parameter_size=family.parameter_size, state_size=state_size(config.network.memory, config.network.memory_size)
+    )  # fmt: skip
 
 
 def build_replay(config: Config, layout: UnrollLayout, *, shared: bool = False) -> Replay | None:
@@ -196,13 +181,9 @@ def seeded_network(config: Config, spec: EnvironmentSpec, torso: TorsoSource | N
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.run.seed, "network"))
         return build_network(
-            spec,
-            config.network,
-            torso=torso,
-            stack=config.environment.frame_stack,
-            popart=config.loss.popart,
-            pixel_control_cell=config.loss.pixel_control_cell if config.loss.pixel_control_cost else 0,
-        )
+            spec, config.network, torso=torso, stack=config.environment.frame_stack, popart=config.loss.popart,
+            pixel_control_cell=config.loss.pixel_control_cell if config.loss.pixel_control_cost else 0
+        )  # fmt: skip
 
 
 def fresh_state(member: Member, name: str) -> dict[str, dict[str, Tensor]]:

@@ -237,12 +237,8 @@ class MemberTraining:
         self.evaluations.append((self.steps, result))
         low, high = result.score_ci95
         values = {
-            "mean": result.score,
-            "iqm": result.iqm,
-            "ci95_low": low,
-            "ci95_high": high,
-            "episodes": result.episodes,
-        }
+            "mean": result.score, "iqm": result.iqm, "ci95_low": low, "ci95_high": high, "episodes": result.episodes
+        }  # fmt: skip
         self._announce("evaluation", {**values, **(result.task_scores.numbers() if result.tasks else {})})
         return result
 
@@ -265,13 +261,10 @@ class MemberTraining:
         learner = self.member.learner
         config = self.member.config.model_copy(update={"loss": learner.loss, "optimiser": learner.rates})
         return MemberResult(
-            **{**vars(trained_of(self.member, self.steps)), "config": config},
-            number=self.member.number,
-            settings=settings,
-            updates=self.update,
-            return_mean=self.window.numbers().get("return_mean"),
-            evaluation=self.evaluations[-1][1] if self.evaluations else None,
-        )
+            **{**vars(trained_of(self.member, self.steps)), "config": config}, number=self.member.number,
+            settings=settings, updates=self.update, return_mean=self.window.numbers().get("return_mean"),
+            evaluation=self.evaluations[-1][1] if self.evaluations else None
+        )  # fmt: skip
 
     def has_applied(self, exploit: Exploit) -> bool:
         return exploit.number <= self.notes.get("applied", -1)

@@ -181,15 +181,10 @@ class Ranks:
         self._state, meeting = os.memfd_create("laser-state"), os.memfd_create("laser-meeting")
         address = f"file:///proc/self/fd/{meeting}"
         start = {
-            "config": config.model_dump(mode="json"),
-            "spec": write_spec(spec).decode(),
-            "torso": None if torso is None else reference_of(torso),
-            "sources": sources,
-            "timeout_s": GIVE_UP_S,
-            "batches": self.batches.handle,
-            "state": self._state,
-            "address": address,
-        }
+            "config": config.model_dump(mode="json"), "spec": write_spec(spec).decode(),
+            "torso": None if torso is None else reference_of(torso), "sources": sources, "timeout_s": GIVE_UP_S,
+            "batches": self.batches.handle, "state": self._state, "address": address
+        }  # fmt: skip
         self._closing, self._lost = False, dict[int, int]()  # exit statuses by rank
         self._orders = 1  # that were given; the start is the first
         self._told: tuple[int, int] | None = None  # which learner, and its edition

@@ -105,19 +105,13 @@ def _member(subject: Subject, one: MemberStanding) -> Data:
     return {
         "member": one.member,
         "settings": {str(name): _text(display.setting(value)) for name, value in one.settings.items()},
-        "steps": one.steps,
-        "updates": one.updates,
-        "score": cell(one.return_mean),
-        "evaluation": cell(one.evaluation),
-        "interval": _cells(one.evaluation_interval),
-        "own": cell(own),
-        "others": cell(one.acceptance_others),
+        "steps": one.steps, "updates": one.updates, "score": cell(one.return_mean), "evaluation": cell(one.evaluation),
+        "interval": _cells(one.evaluation_interval), "own": cell(own), "others": cell(one.acceptance_others),
         **{name: cell(played.get(name)) for name in ("iqm", "episodes")},
         **{name: cell(newest.get(name)) for name in _SHOWN},
         "skipped": subject.history.count(one.member, "skipped_updates"),
-        "restarts": subject.history.count(one.member, "environment_restarts"),
-        "exploits": one.exploits,
-    }
+        "restarts": subject.history.count(one.member, "environment_restarts"), "exploits": one.exploits
+    }  # fmt: skip
 
 
 def _training_interval(subject: Subject, member: int) -> list[float | None] | None:
@@ -173,18 +167,13 @@ def _machine(subject: Subject) -> dict[str, Any]:
     session = subject.files.sessions[-1] if subject.files.sessions else {}
     libraries, memory = session.get("libraries"), session.get("memory_bytes")
     found = {
-        "seed": subject.settings.get("run.seed"),
-        "recipe": subject.settings.get("recipe"),
-        "started": session.get("time"),
-        "times started": len(subject.files.sessions) or "not recorded",
-        "processor": session.get("processor"),
-        "cores": session.get("cores"),
-        "memory": display.size(memory) if isinstance(memory, int) else None,
-        "GPU": session.get("gpu"),
-        "system": session.get("system"),
-        "Python": session.get("python"),
-        **(libraries if isinstance(libraries, dict) else {}),
-    }
+        "seed": subject.settings.get("run.seed"), "recipe": subject.settings.get("recipe"),
+        "started": session.get("time"), "times started": len(subject.files.sessions) or "not recorded",
+        "processor": session.get("processor"), "cores": session.get("cores"),
+        "memory": display.size(memory) if isinstance(memory, int) else None, "GPU": session.get("gpu"),
+        "system": session.get("system"), "Python": session.get("python"),
+        **(libraries if isinstance(libraries, dict) else {})
+    }  # fmt: skip
     told = {str(name): value for name, value in found.items() if value is not None}
     return {name: cell(value) if isinstance(value, int | float) else _text(value) for name, value in told.items()}
 

@@ -27,21 +27,15 @@ _YOUNGER = ("youngest", "a quarter is younger", "half is younger", "three quarte
 _QUARTERS = {f"age_{25 * quarter}": text for quarter, text in enumerate(_YOUNGER)}
 # Numbers of training rows, a line for each and each member; of many members only the last one.
 TRAINED: dict[str, dict[str, str]] = {
-    "policy-loss": {"policy_loss": "policy loss"},
-    "value-loss": {"value_loss": "value loss"},
-    "entropy": {"entropy": "entropy"},
-    "kl": {"kl": "KL"},
-    "gradient": {"gradient_norm": "gradient norm"},
-    "learning-rate": {"learning_rate": "learning rate"},
-    "entropy-cost": {"entropy_cost": "entropy cost"},
-    "clipped": {"c_clipped": "c", "rho_clipped": "ρ"},
-    "lag": {"lag_updates": "lag"},
-    "steps": {"steps_per_second": "steps/s"},
-    "updates": {"updates_per_second": "updates/s"},
+    "policy-loss": {"policy_loss": "policy loss"}, "value-loss": {"value_loss": "value loss"},
+    "entropy": {"entropy": "entropy"}, "kl": {"kl": "KL"}, "gradient": {"gradient_norm": "gradient norm"},
+    "learning-rate": {"learning_rate": "learning rate"}, "entropy-cost": {"entropy_cost": "entropy cost"},
+    "clipped": {"c_clipped": "c", "rho_clipped": "ρ"}, "lag": {"lag_updates": "lag"},
+    "steps": {"steps_per_second": "steps/s"}, "updates": {"updates_per_second": "updates/s"},
     "waiting": {"learner_busy": "learner busy", "learner_wait": "learner wait"},
     "queues": {"queue_inbox": "deliveries of the environments", "queue_batches": "batches gathered ahead"},
-    "memory": {"memory_bytes": "memory"},
-}
+    "memory": {"memory_bytes": "memory"}
+}  # fmt: skip
 
 
 class Asked(NamedTuple):

@@ -23,12 +23,8 @@ from laser_rl.view.runs import Subject, distinct, subject_of
 REPORT = "report.html"
 LARGEST_BYTES = 4_000_000  # of a film that goes into the page
 TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain",
-}
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"
+}  # fmt: skip
 _POINTS = 400
 _MOST_LEARNERS = 12  # of more, who trusts whom over time is told as the mean of all only
 _MOST_FILMS = 40

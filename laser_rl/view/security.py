@@ -30,14 +30,10 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), microphone=(), geolocation=()",
-}
+    "content-security-policy": _POLICY, "x-content-type-options": "nosniff", "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin", "permissions-policy": "camera=(), microphone=(), geolocation=()"
+}  # fmt: skip
 _DENIED = (
     "This page needs its token. Open the link that 'laser dashboard' printed; if you just did, reload this page.\n"
     "After a restart of the dashboard the link is a new one, unless LASER_DASHBOARD_TOKEN is set.\n"
