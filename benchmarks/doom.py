@@ -3,6 +3,7 @@
     python -m benchmarks.doom scores            # docs/results/doom/references.csv, from which suites.csv has its numbers
     python -m benchmarks.doom speed             # benchmarks/results: environments beside ViZDoom alone
     python -m benchmarks.doom frames            # docs/images/doom.png: each scenario as the agent sees it
+    python -m benchmarks.doom film              # docs/images/doom.gif: trains an agent on one core, ten minutes, and films it
 
 Random play chooses uniformly among the nine actions. `best` is what the scenario's rules allow at most where that is known (`LIMITS`; 0
 episodes), against bots the frags of the best of them, else the mean return of a player written by hand. The player knows what the engine
@@ -14,15 +15,18 @@ import argparse
 import contextlib
 import csv
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageSequence
 
+from benchmarks.recurrent import TINY
 from benchmarks.references import row_of
+from laser_rl import LASER, cli
 from laser_rl.envs.doom import PRESSED, SCENARIOS, DoomEnv
 from laser_rl.envs.make import make_environments
 from laser_rl.envs.scores import SUITES
@@ -235,6 +239,28 @@ def frames(asked: argparse.Namespace) -> None:
     print(f"{asked.out}: {sheet.size}, {asked.out.stat().st_size:,} bytes")
 
 
+def film(asked: argparse.Namespace) -> None:
+    """Learn `defend_the_center` with decisions every eight tics, and keep the first fifteen seconds of an episode in few colours."""
+    options = {**TINY["environment.options"], "action_repeat": 8}
+    settings = {**TINY, "environment.options": options, "run.seed": 1, "run.device": "cpu", "run.threads": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        run, whole = Path(folder) / "run", Path(folder) / "film.gif"
+        with LASER("doom/defend_the_center", recipe="laser-multitask", run_dir=run, **settings) as agent:
+            agent.learn(asked.steps)
+            print(agent.evaluate(20), flush=True)
+        cli.main(["enjoy", str(run), "--seed", str(asked.seed), "--video", str(whole)])
+        with Image.open(whole) as played:
+            pictures = [picture.convert("RGB") for picture in ImageSequence.Iterator(played)][:60]
+    strip = Image.new("RGB", (160 * len(pictures), 120))
+    for place, picture in enumerate(pictures):
+        strip.paste(picture, (160 * place, 0))
+    colours = strip.quantize(24)
+    first, *others = (picture.quantize(palette=colours, dither=Image.Dither.NONE) for picture in pictures)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    first.save(asked.out, save_all=True, append_images=others, duration=250, loop=0)
+    print(f"{asked.out}: {len(pictures)} pictures, {asked.out.stat().st_size:,} bytes")
+
+
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """All rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -264,6 +290,11 @@ def main() -> None:
     drawn.add_argument("--seed", type=int, default=7)
     drawn.add_argument("--steps", type=int, default=9)
     drawn.set_defaults(run=frames)
+    filmed = commands.add_parser("film")
+    filmed.add_argument("--out", type=Path, default=DOCUMENTS / "images" / "doom.gif")
+    filmed.add_argument("--seed", type=int, default=3)
+    filmed.add_argument("--steps", type=int, default=70_000)
+    filmed.set_defaults(run=film)
     asked = parser.parse_args()
     asked.run(asked)
 

@@ -20,7 +20,7 @@ from laser_rl.errors import ConfigError
 _CHUNK = 1 << 20
 _UNFINISHED = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 _MOST_NAME_BYTES = 200  # of the 255 that a name may have
-_JSON_LIMIT_BYTES = 4 << 20
+JSON_LIMIT_BYTES = 4 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -137,8 +137,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """An object from a file, empty if it is missing, damaged or too large: a report is worth having without its configuration."""
     try:
         with open_regular(path) as file:
-            data = file.read(_JSON_LIMIT_BYTES + 1)
-        value = json.loads(data) if len(data) <= _JSON_LIMIT_BYTES else {}
+            data = file.read(JSON_LIMIT_BYTES + 1)
+        value = json.loads(data) if len(data) <= JSON_LIMIT_BYTES else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

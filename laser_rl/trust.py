@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,13 @@ PROMISE = (
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w./-]*")  # not host:8080, not https://
 
 
-@dataclass
 class Trust:
     """What one command, or one agent, has read from files."""
 
-    code: bool = False  # the user has said that names of code in files may be used
-    file_of: dict[str, str] = field(default_factory=dict)  # of each text that was read
-    passed: set[str] = field(default_factory=set)  # names that the user has passed
+    def __init__(self, *, code: bool = False) -> None:
+        self.code = code  # the user has said that names of code in files may be used
+        self.file_of: dict[str, str] = {}  # of each text that was read
+        self.passed: set[str] = set()  # names that the user has passed
 
     @contextmanager
     def applied(self) -> Iterator[None]:

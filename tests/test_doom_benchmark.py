@@ -3,11 +3,14 @@
 import csv
 import importlib.util
 import time
+from argparse import Namespace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageSequence
 
-from benchmarks import recurrent, recurrent_report
+from benchmarks import doom, recurrent, recurrent_report
 from laser_rl.envs.scores import SUITES
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -24,6 +27,30 @@ def test_the_scores_of_the_suite_are_those_that_were_measured():
         measured = {row["task"]: (float(row["random"]), float(row["best"])) for row in csv.DictReader(file)}
     assert measured == {task.id: (task.random, task.best) for task in SUITES["doom"]}
     assert all(task.random < task.best for task in SUITES["doom"])
+
+
+def moves_in(path):
+    """How many pictures of an animation differ from the one before, and its size."""
+    with Image.open(path) as film:
+        pictures = [picture.convert("RGB").tobytes() for picture in ImageSequence.Iterator(film)]
+        return sum(one != before for before, one in pairwise(pictures)), film.size
+
+
+def test_the_film_of_the_page_moves_and_is_small():
+    path = RESULTS.parent / "images" / "doom.gif"
+    moves, size = moves_in(path)
+    assert moves > 40
+    assert size == (160, 120)
+    assert path.stat().st_size <= 300_000
+
+
+@installed
+@pytest.mark.slow
+def test_an_agent_is_filmed(tmp_path, capsys):
+    doom.film(Namespace(out=tmp_path / "film.gif", seed=0, steps=200))
+    assert "EvalResult" in capsys.readouterr().out
+    moves, size = moves_in(tmp_path / "film.gif")
+    assert (moves > 10, size) == (True, (160, 120))
 
 
 @installed

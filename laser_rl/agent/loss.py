@@ -34,9 +34,7 @@ class Loss(NamedTuple):
     learnable: Tensor  # [T, B]
     relevance: Tensor
     value: Tensor  # [T, B], the critic's, not weighted
-    gradients: tuple[Tensor, Tensor] | None = (
-        None  # of `total` by policy and value, if they are known; else `total` has a graph
-    )
+    gradients: tuple[Tensor, Tensor] | None = None  # of `total` by policy and value, where it has no graph
 
 
 class Hyper(NamedTuple):

@@ -22,6 +22,9 @@ _WRONG = {  # errors of `open` that say what a file is; all others say nothing o
     errno.ENXIO: "is not a regular file",
     errno.EINVAL: "is not a regular file",
 }
+CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
+REPLACED = ".replaced"
+FOLDER = re.compile(rf"step-(\d{{12,18}})({re.escape(REPLACED)})?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -95,6 +98,22 @@ def names_in(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise Unreadable(folder, error) from error
+
+
+def newest_step(run_dir: Path) -> int | None:
+    """The step of the newest checkpoint by its name, None if there is none; it may be damaged."""
+    return max(map(step_of, newest_first(run_dir)), default=None)
+
+
+def newest_first(run_dir: Path) -> list[Path]:
+    """The folders of the checkpoints by their names."""
+    folder = run_dir / CHECKPOINTS
+    paths = [folder / name for name in names_in(folder) if FOLDER.fullmatch(name)]
+    return sorted(paths, key=lambda path: (step_of(path), not path.name.endswith(REPLACED)), reverse=True)
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removesuffix(REPLACED).removeprefix("step-"))
 
 
 def read_bytes(path: Path, *, limit: int) -> bytes:

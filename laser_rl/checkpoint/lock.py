@@ -8,12 +8,11 @@ import contextlib
 import fcntl
 import json
 import os
-import platform
 import time
 import weakref
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from laser_rl import disk
 from laser_rl.errors import ConfigError
@@ -22,8 +21,7 @@ NAME = "run.lock"
 _PATIENCE_S, _PAUSE_S = 0.3, 0.01  # `owner` holds the lock for an instant
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(NamedTuple):
     """The process that holds a run directory, by the number that it has on its own host or in its own container."""
 
     pid: int
@@ -105,7 +103,7 @@ def _try(path: Path) -> int | None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(asdict(Owner(os.getpid(), platform.node()))).encode(), 0)
+        os.pwrite(handle, json.dumps(Owner(os.getpid(), os.uname().nodename)._asdict()).encode(), 0)
         os.fsync(handle)
     except OSError as error:
         os.close(handle)

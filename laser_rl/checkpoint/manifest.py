@@ -12,7 +12,6 @@ from laser_rl.checkpoint import guarded
 from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, OtherFormat
 from laser_rl.checkpoint.segments import SegmentEntry
 
-CHECKPOINTS, REPLAY = "checkpoints", "replay"  # folders of a run directory
 FORMAT = 2
 NAME = "manifest.json"
 # Stands for the manifest's own SHA-256 while that is computed. Later formats must do the same: the SHA-256 is checked before the format.

@@ -18,8 +18,18 @@ import numpy as np
 
 from laser_rl import disk
 from laser_rl.checkpoint import guarded, manifest
-from laser_rl.checkpoint.guarded import JSON_LIMIT_BYTES, Damaged, OtherFormat, Unreadable
-from laser_rl.checkpoint.manifest import CHECKPOINTS, REPLAY
+from laser_rl.checkpoint.guarded import (
+    CHECKPOINTS,
+    FOLDER,
+    JSON_LIMIT_BYTES,
+    REPLACED,
+    REPLAY,
+    Damaged,
+    OtherFormat,
+    Unreadable,
+    newest_first,
+    step_of,
+)
 from laser_rl.checkpoint.segments import SEGMENT, SegmentEntry, verify_segment
 from laser_rl.errors import DamagedRun
 from laser_rl.types import Array
@@ -28,8 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _STATE, _TENSORS = "state.json", ".safetensors"
-_REPLACED, _ASIDE = ".replaced", ".set-aside"
-_FOLDER = re.compile(rf"step-(\d{{12,18}})({re.escape(_REPLACED)})?")
+_ASIDE = ".set-aside"
 _KEPT_ASIDE = re.compile(rf"step-\d{{12,18}}{re.escape(_ASIDE)}")
 # What is asked of the segments: that every byte verifies; that damaged ones are named in `Loaded.damaged`, which is no reason to go back
 # to an older checkpoint; nothing, where no replay is needed.
@@ -87,7 +96,7 @@ def latest(run_dir: Path, *, replay: ReplayCheck = "whole") -> Loaded | None:
     something cannot be read: the run would go on from before what it holds.
     """
     problems: list[Damaged] = []
-    for path in _newest_first(run_dir):
+    for path in newest_first(run_dir):
         try:
             return load_snapshot(path, replay=replay)
         except Damaged as problem:
@@ -110,7 +119,7 @@ def load_snapshot(path: Path, *, replay: ReplayCheck = "whole") -> Loaded:
     if path.is_symlink():
         raise Damaged(path, "is a symbolic link, expected a folder of its own")
     contents = manifest.read(path)
-    match = _FOLDER.fullmatch(path.name)
+    match = FOLDER.fullmatch(path.name)
     if match and int(match[1]) != contents.step:
         raise Damaged(path / manifest.NAME, f"is of step {contents.step}, expected {int(match[1])}")
     files = {name: _verified(path / name, entry) for name, entry in contents.files.items()}
@@ -124,14 +133,9 @@ def load_snapshot(path: Path, *, replay: ReplayCheck = "whole") -> Loaded:
     return Loaded(path, contents.step, tensors, state, contents.segments, damaged)
 
 
-def newest_step(run_dir: Path) -> int | None:
-    """The step of the newest checkpoint by its name, None if there is none; it may be damaged."""
-    return max(map(_step_of, _newest_first(run_dir)), default=None)
-
-
 def newest_state(run_dir: Path) -> dict[str, Any] | None:
     """The state in the newest checkpoint of which it verifies, without its tensors; None if there is none."""
-    for path in _newest_first(run_dir):
+    for path in newest_first(run_dir):
         try:
             files = manifest.read(path).files
             if _STATE in files:
@@ -150,8 +154,8 @@ def remove_leftovers(run_dir: Path) -> list[Path]:
     unnamed, removed = _unnamed(run_dir, before=None), unfinished(run_dir)
     for path in removed:
         _remove(path)
-    for path in _newest_first(run_dir):
-        final = path.with_name(path.name.removesuffix(_REPLACED))
+    for path in newest_first(run_dir):
+        final = path.with_name(path.name.removesuffix(REPLACED))
         if final == path:
             continue
         if final.exists():
@@ -180,7 +184,7 @@ def clear(run_dir: Path) -> None:
     """
     for path in unfinished(run_dir):
         _remove(path)
-    for folder, patterns in ((run_dir / CHECKPOINTS, (_FOLDER, _KEPT_ASIDE)), (run_dir / REPLAY, (SEGMENT,))):
+    for folder, patterns in ((run_dir / CHECKPOINTS, (FOLDER, _KEPT_ASIDE)), (run_dir / REPLAY, (SEGMENT,))):
         for name in guarded.names_in(folder):  # the newest last: it is whole until the others are gone
             if any(pattern.fullmatch(name) for pattern in patterns):
                 _discard(folder / name)
@@ -209,16 +213,6 @@ def grouped(tensors: Mapping[str, "Tensor"]) -> dict[str, dict[str, "Tensor"]]:
         group, _, own = name.partition("/")
         groups.setdefault(group, {})[own] = tensor
     return groups
-
-
-def _newest_first(run_dir: Path) -> list[Path]:
-    folder = run_dir / CHECKPOINTS
-    paths = [folder / name for name in guarded.names_in(folder) if _FOLDER.fullmatch(name)]
-    return sorted(paths, key=lambda path: (_step_of(path), not path.name.endswith(_REPLACED)), reverse=True)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removesuffix(_REPLACED).removeprefix("step-"))
 
 
 def _verified(path: Path, entry: manifest.FileEntry) -> bytes:
@@ -286,7 +280,7 @@ def _tensors(path: Path, data: bytes) -> dict[str, "Tensor"]:
 
 
 def _into_place(temporary: Path, final: Path) -> None:
-    replaced = final.with_name(final.name + _REPLACED)
+    replaced = final.with_name(final.name + REPLACED)
     if final.exists():
         # A folder cannot be renamed onto a full one. Under its other name the old one is still found by `latest`.
         _discard(replaced)
@@ -298,11 +292,11 @@ def _into_place(temporary: Path, final: Path) -> None:
 
 def _retire(folder: Path, step: int, keep: int) -> None:
     older = []
-    for path in _newest_first(folder.parent):
-        if _step_of(path) <= step:
+    for path in newest_first(folder.parent):
+        if step_of(path) <= step:
             older.append(path)
             continue
-        aside = path.with_name(path.name.removesuffix(_REPLACED) + _ASIDE)
+        aside = path.with_name(path.name.removesuffix(REPLACED) + _ASIDE)
         _discard(aside)
         path.rename(aside)
         _log.warning("checkpoint %s is newer than the run, which went on from before it; it is kept as %s", path, aside)
@@ -312,7 +306,7 @@ def _retire(folder: Path, step: int, keep: int) -> None:
 
 def _unnamed(run_dir: Path, before: int | None) -> list[Path]:
     named: set[str] = set()
-    for path in _newest_first(run_dir):
+    for path in newest_first(run_dir):
         try:
             named |= {entry.name for entry in manifest.read(path).segments}
         except Damaged:

@@ -24,7 +24,7 @@ TRUST_HELP = (
 COMMANDS = {
     "train": ("cli.train", "train_command", "train one agent; all its files go to a run directory"),
     "sweep": ("cli.train", "sweep_command", "train several agents that differ in a few settings and share one replay"),
-    "status": ("cli.show", "Status", "how runs and sweeps stand, also while they go on"),
+    "status": ("cli.status", "status_command", "how runs and sweeps stand, also while they go on"),
     "resume": ("cli.train", "resume_command", "go on with a run or sweep that was stopped, killed or finished"),
     "verify": ("tools.verify", "Verify", "check every file of runs and sweeps: checkpoints, replay, metrics, settings"),
     "evaluate": ("cli.play", "Evaluate", "play with the newest checkpoint: mean, IQM, 95 % interval"),
@@ -99,17 +99,15 @@ def _main(arguments: Sequence[str] | None) -> int:
 
         print(f"{help_text(name, everything='--help-all' in asked)}\n{TRUST_HELP}")
         return 0
+    if name != "status":  # it logs nothing
+        _start_logging()
     return _run(name, ["--help"] if asked else rest)
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    import logging  # noqa: PLC0415 - see the module's docstring
-
     from laser_rl.trust import FLAG, Trust  # noqa: PLC0415
 
     os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")  # a mistake's message is for the user, not about pydantic
-    logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
-    logging.getLogger("laser_rl").setLevel(logging.INFO)
     if name in {"train", "sweep", "resume"} and sys.stderr.isatty():
         print("laser: loading torch …", file=sys.stderr)  # a sign of life: it takes a second or two
     try:
@@ -117,7 +115,7 @@ def _run(name: str, arguments: list[str]) -> int:
         found = getattr(importlib.import_module(f"laser_rl.{module}"), called)
         with Trust(code=FLAG in arguments).applied():
             words = expand_numbers([word for word in arguments if word != FLAG])
-            return int(_asked(found, name, words)() if isinstance(found, type) else found(words))
+            return int(asked(found, name, words)() if isinstance(found, type) else found(words))
     except SystemExit:
         if HELP & {*arguments}:
             print(TRUST_HELP)
@@ -140,13 +138,21 @@ def _run(name: str, arguments: list[str]) -> int:
         return _refuse("interrupted", 130)
 
 
-def _asked(flags: type, name: str, arguments: list[str]) -> Any:
+def _start_logging() -> None:
+    import logging  # noqa: PLC0415 - see the module's docstring
+
+    logging.basicConfig(format="laser: %(message)s", level=logging.WARNING)
+    logging.getLogger("laser_rl").setLevel(logging.INFO)
+
+
+def asked(flags: type, name: str, arguments: list[str]) -> Any:
+    """The flags of a command from its arguments; explains or refuses them, as tyro does."""
     import tyro  # noqa: PLC0415 - see the module's docstring
 
-    asked: Any = tyro.cli(flags, prog=f"laser {name}", args=arguments)
-    if getattr(asked, "run_dirs", None) == ():
+    found: Any = tyro.cli(flags, prog=f"laser {name}", args=arguments)
+    if getattr(found, "run_dirs", None) == ():
         raise ConfigError(f"{name} what? name one or more run directories: laser {name} runs/*")
-    return asked
+    return found
 
 
 def expand_numbers(arguments: Sequence[str]) -> list[str]:

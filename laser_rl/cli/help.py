@@ -3,8 +3,12 @@
 import argparse
 import ast
 import contextlib
+import os
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +31,8 @@ COMMANDS = {
     "config": ("show", "Show", "show [ENV]", f"run_dir json {_COMMON} memory"),
     "resume": ("train", "Resume", "RUN_DIR", ""),
 }
+# Functions and methods, with decorators: what declares flags is a sixth of the source without them, and so is the time to parse it.
+_FUNCTIONS = re.compile(r"^( *)(?:@.*\n(?:\1[ )].*\n)*\1)*def .*\n(?:\1[ )].*\n|\n)*", re.MULTILINE)
 _WORDS = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "Any": "VALUE", "dict": "JSON"}
 _END = (
     "Every setting is a flag by its full name, --optimiser.learning-rate, or by its last name where only one has it; one that is true or "
@@ -47,9 +53,8 @@ class SourceText:
     """Classes and names of types in some modules of the package, as they are written."""
 
     def __init__(self, *modules: str) -> None:
-        nodes = [
-            node for one in modules for node in ast.parse((PACKAGE / f"{one}.py").read_text(encoding="utf-8")).body
-        ]
+        texts = (_FUNCTIONS.sub("", (PACKAGE / f"{one}.py").read_text(encoding="utf-8")) for one in modules)
+        nodes = [node for text in texts for node in ast.parse(text).body]
         self.classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
         self.types = {
             target.id: node.value
@@ -70,7 +75,7 @@ class SourceText:
             kind, full = node.annotation, prefix + node.target.id
             if isinstance(kind, ast.Name) and kind.id in self.classes:
                 yield from self.flags(kind.id, f"{full}.")
-            elif "Positional" not in ast.unparse(kind):
+            elif getattr(getattr(kind, "value", None), "attr", "") != "Positional":
                 default = None
                 with contextlib.suppress(ValueError):  # made by a call: nothing, or nothing that a line could show
                     default = None if node.value is None else ast.literal_eval(node.value)
@@ -90,7 +95,7 @@ class SourceText:
                 return f"{self.metavar(inner)} ..."
             case ast.Subscript(value=inner) | ast.BinOp(left=inner):
                 return self.metavar(inner)
-        return _WORDS.get(ast.unparse(kind), "")
+        return _WORDS.get(getattr(kind, "id", ""), "")
 
 
 def _text(node: ast.AST) -> str:
@@ -98,6 +103,16 @@ def _text(node: ast.AST) -> str:
         case ast.Expr(value=ast.Constant(value=str(text))):
             return " ".join(text.split())
     return ""
+
+
+def _columns() -> int:
+    """Those of the terminal, as `shutil` finds them, which takes longer to import."""
+    with contextlib.suppress(KeyError, ValueError):
+        if (told := int(os.environ["COLUMNS"])) > 0:
+            return told
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    return 80
 
 
 def help_text(command: str, *, everything: bool) -> str:
@@ -118,6 +133,7 @@ def help_text(command: str, *, everything: bool) -> str:
     parser = argparse.ArgumentParser(
         usage=f"laser {command} {alone} [FLAGS]",
         description=_text(source.classes[owner].body[0]),
+        formatter_class=partial(argparse.HelpFormatter, width=_columns() - 2),
         epilog=(_END if shown else "") + more,
         add_help=False,
     )

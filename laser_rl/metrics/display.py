@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from laser_rl.envs.scores import RETURN_OF, SCORE_OF
 from laser_rl.metrics.rows import Value
 
 NONE = "–"  # where there is no number
@@ -39,6 +38,8 @@ def progress(step: int, total: int) -> str:
 
 def listed(values: Mapping[str, Value]) -> str:
     """All values with their names, on one line. Of a mixture, those of single tasks are too many, and the mean is a score."""
+    from laser_rl.envs.scores import RETURN_OF, SCORE_OF  # noqa: PLC0415 - tables, which a table of members does without
+
     kept = {name: value for name, value in values.items() if not name.startswith((RETURN_OF, SCORE_OF))}
     if is_mixture(kept):
         kept = {"score" if name == "mean" else name: value for name, value in kept.items()}

@@ -1,22 +1,20 @@
-"""What readers need of a log, kept while rows come in: tables of numbers, the newest rows, events, counts of faults.
+"""What charts need of a log, kept while rows come in: tables of numbers and counts of faults, beside the newest rows.
 
-`laser status`, `report` and `dashboard` read a log through this: it grows with the number of members, not of rows. A log may be forged,
-so the number of members, tables and names is bounded.
+`laser report` and `dashboard` read a log through this. A log may be forged, so the number of names in a table is bounded.
 """
 
 import math
 import re
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.metrics.log import Limit, Stream
+from laser_rl.metrics.log import Limit
 from laser_rl.metrics.rows import Kind, Row
+from laser_rl.metrics.standing import Newest, own
 
 Array = NDArray[np.float64]
 BUCKETS = 2000
@@ -41,11 +39,8 @@ _SHOWN: dict[str, re.Pattern[str]] = {
     "evaluation": re.compile(r"mean|ci95_low|ci95_high"),
     "sweep": re.compile(r"share_of_\d{1,3}|age_\d{1,3}|replay_fill"),
 }
-_NEWEST, _EPISODES, _EVALUATIONS, _EVENTS, _EXPLOITS = 10, 100, 50, 200, 5000
-_MOST_MEMBERS = 256
 _MOST_NAMES = 400  # of numbers in a table
 _LARGEST = 2**53  # of a counter: a forged one may be beyond what can be added up
-_PIECE = 2000  # rows that are sorted into tables at once
 
 
 class CurveLine(NamedTuple):
@@ -119,54 +114,13 @@ def _blank(names: int, rows: int) -> Array:
     return blank
 
 
-class History:
-    """All that is remembered of a log; it grows with the number of members, not with the number of rows."""
+class History(Newest):
+    """All that is remembered of a log: tables of numbers, and counts of faults."""
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.last: Row | None = None
-        self.began: float | None = None
-        self.has_members = False
-        self.marks: list[tuple[float, float]] = []  # where the run was resumed: step and time
-        self.events: deque[Row] = deque(maxlen=_EVENTS)
-        self.exploits: deque[Row] = deque(maxlen=_EXPLOITS)
+        super().__init__()
         self._tables: dict[tuple[str, int], Table] = {}
-        self._newest: dict[tuple[str, int], deque[Row]] = {}
         self._counted: dict[tuple[int, str], tuple[int, float]] = {}
-
-    @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Take the rows of a log that hold."""
-        history = cls()
-        history.add(Stream(path))
-        return history
-
-    def add(self, rows: Iterable[Row]) -> None:
-        """Take rows as they were written; a mark of a resume makes earlier ones of its member void."""
-        groups: dict[tuple[str, int], list[Row]] = {}
-        for number, row in enumerate(rows, start=1):
-            member = row.get("member")
-            if isinstance(member, int) and not 0 <= member < _MOST_MEMBERS:
-                continue
-            self.rows += 1
-            self.last = row
-            self.has_members = self.has_members or isinstance(member, int)
-            if self.began is None and "time" in row:
-                self.began = float(row["time"])
-            if row["kind"] == "event":
-                self._flush(groups)
-                self.events.append(row)
-                self._newest_of("event", _own(row)).append(row)
-                who = row.get("member"), row.get("donor")
-                if row.get("event") == "exploit" and all(isinstance(one, int) and one < _MOST_MEMBERS for one in who):
-                    self.exploits.append(row)
-                if row.get("event") == "resumed":
-                    self._void(row)
-            else:
-                groups.setdefault((str(row["kind"]), _own(row)), []).append(row)
-            if number % _PIECE == 0:
-                self._flush(groups)
-        self._flush(groups)
 
     def line(self, kind: Kind, member: int, name: str, axis: str = "step") -> CurveLine:
         """A number of a member over steps or time; of a single run the member is 0, of the sweep itself -1."""
@@ -180,42 +134,15 @@ class History:
         past, last = self._counted.get((self._key(member), name), (0, 0.0))
         return past + int(last)
 
-    def newest(self, kind: Kind | None, member: int) -> list[Row]:
-        """The newest rows of a kind, or of each kind, of a member."""
-        found = [rows for (its, own), rows in self._newest.items() if own == self._key(member) and kind in {None, its}]
-        return list(chain.from_iterable(found))
-
-    @property
-    def members(self) -> int:
-        """How many there are by the numbers in the rows; 0 of a single run."""
-        return 1 + max((member for _, member in self._newest), default=-1)
-
-    def _newest_of(self, kind: str, member: int) -> deque[Row]:
-        most = {"episode": _EPISODES, "evaluation": _EVALUATIONS}.get(kind, _NEWEST)
-        return self._newest.setdefault((kind, member), deque(maxlen=most))
-
-    def _key(self, member: int) -> int:
-        return member if self.has_members else -1
-
     def _void(self, mark: Row) -> None:
-        own, limit = _own(mark), Limit.of(mark)
-        self.marks.append((limit.step, float(mark.get("time", math.nan))))
-        del self.marks[:-_EVENTS]
+        super()._void(mark)
+        limit = Limit.of(mark)
         for (kind, member), table in self._tables.items():
-            if member == own:
+            if member == own(mark):
                 table.void(limit.evaluated if kind == "evaluation" else limit.step, limit.update)
-        for rows in [*self._newest.values(), self.exploits]:
-            held = [row for row in rows if _own(row) != own or not limit.voids(row)]
-            rows.clear()
-            rows.extend(held)
-
-    def _flush(self, groups: dict[tuple[str, int], list[Row]]) -> None:
-        for (kind, member), rows in groups.items():
-            self._keep(kind, member, rows)
-        groups.clear()
 
     def _keep(self, kind: str, member: int, rows: list[Row]) -> None:
-        self._newest_of(kind, member).extend(rows)
+        super()._keep(kind, member, rows)
         seen = dict.fromkeys(chain.from_iterable(rows[:: max(1, len(rows) // 50)]))
         seen |= dict.fromkeys(rows[-1])
         table = self._tables.setdefault((kind, member), Table())
@@ -244,10 +171,6 @@ def _column(rows: list[Row], name: str) -> Array:
         values = np.array([one if isinstance(one, float) else math.nan for one in found], np.float64)
     values[~np.isfinite(values)] = math.nan
     return values
-
-
-def _own(row: Row) -> int:
-    return int(row.get("member", -1))
 
 
 def aligned(lines: Sequence[CurveLine], points: int) -> tuple[Array, list[CurveLine]]:

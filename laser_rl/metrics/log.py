@@ -10,7 +10,6 @@ the second knows at each row whether a later mark makes it void. `Tail` reads on
 
 import contextlib
 import json
-import logging
 import math
 import numbers
 import os
@@ -20,13 +19,12 @@ from collections.abc import Collection, Iterator, Mapping
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from laser_rl.disk import open_regular
 from laser_rl.errors import ConfigError, is_full
 from laser_rl.metrics.rows import Kind, Row, Value, rows_in
 
-log = logging.getLogger("laser_rl.metrics")
 FILE = "metrics.jsonl"
 MOST_KEPT = 20_000  # rows that wait for space: some megabytes
 TRY_S = 1.0
@@ -87,7 +85,7 @@ class MetricsLog:
             self._handle = None
             if self._waiting:
                 count = len(self._waiting) + self._lost
-                log.error("%d rows of metrics are lost: no space for them in %s", count, self.path)
+                _logger().error("%d rows of metrics are lost: no space for them in %s", count, self.path)
 
     def _line(self, kind: Kind, values: Mapping[str, Value]) -> bytes:
         step, update = self._newest
@@ -101,15 +99,17 @@ class MetricsLog:
             if not self._append(self._waiting[0]):
                 self._next_try = time.monotonic() + TRY_S
                 if not self._full:
-                    log.warning(
+                    _logger().warning(
                         "no space for rows of metrics in %s: the run goes on, and the newest %d are kept in memory until there is; "
-                        "free some space", self.path, MOST_KEPT,
-                    )  # fmt: skip
+                        "free some space",
+                        self.path,
+                        MOST_KEPT,
+                    )
                 self._full = True
                 return
             self._waiting.popleft()
             if self._full and not self._waiting:
-                log.warning("%s is written again; %d rows are lost", self.path, self._lost)
+                _logger().warning("%s is written again; %d rows are lost", self.path, self._lost)
                 if self._lost:
                     self._waiting.append(self._line("event", {"event": "rows_lost", "rows": self._lost}))
                 self._full, self._lost = False, 0
@@ -130,6 +130,12 @@ class MetricsLog:
                 error.filename = str(self.path)  # what works on a handle does not know it
                 raise
             return False
+
+
+def _logger() -> Any:
+    import logging  # noqa: PLC0415 - readers do without it
+
+    return logging.getLogger("laser_rl.metrics")
 
 
 class Limit(NamedTuple):

@@ -6,6 +6,7 @@ import platform
 import shlex
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,17 @@ from laser_rl.disk import read_json, write_json
 
 FILE = "machine.json"
 _LIBRARIES = (
-    "laser-rl", "torch", "numpy", "gymnasium", "ale-py", "minigrid", "MinAtar", "triton", "pydantic", "safetensors"
-)  # fmt: skip
+    "laser-rl",
+    "torch",
+    "numpy",
+    "gymnasium",
+    "ale-py",
+    "minigrid",
+    "MinAtar",
+    "triton",
+    "pydantic",
+    "safetensors",
+)
 _MOST_SESSIONS = 100
 
 
@@ -30,11 +40,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def record(run_dir: str | Path) -> None:
-    """Add this process to `machine.json` of a run directory; the newest sessions are kept."""
+def record(run_dir: str | Path, settings: bytes) -> None:
+    """Add this process to `machine.json` of a run directory, with a checksum of its settings; the newest sessions are kept."""
     path = Path(run_dir) / FILE
     command = shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
-    this = {"time": round(time.time(), 3), "command": command, **machine()}
+    this = {"time": round(time.time(), 3), "command": command, "settings_crc32": zlib.crc32(settings), **machine()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"sessions": [*sessions(run_dir), this][-_MOST_SESSIONS:]})
 

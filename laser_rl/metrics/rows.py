@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
-from laser_rl.envs.scores import references_of, scores_of
-
 Kind = Literal["train", "episode", "evaluation", "event", "sweep"]  # sweep: of all members together
 Value = float | str  # int, bool and NumPy's numbers included
 Row = dict[str, Value]
@@ -145,6 +143,8 @@ class EpisodeWindow:
     """The returns of the last episodes: of all together, or of each of the `tasks` of a mixture."""
 
     def __init__(self, tasks: Sequence[str] = ()) -> None:
+        from laser_rl.envs.scores import references_of  # noqa: PLC0415 - tables, which readers of rows do without
+
         self.episodes = 0  # all of them, of all tasks together
         self._tasks = tuple(tasks)
         # Scores of random play and of the best, by which returns of tasks are normalised.
@@ -166,6 +166,8 @@ class EpisodeWindow:
         means = [sum(own) / len(own) if own else None for own in self._returns]
         if not self._tasks:
             return {"return_mean": means[0] or 0.0, "return_best": max(self._returns[0]), "episodes": self.episodes}
+        from laser_rl.envs.scores import scores_of  # noqa: PLC0415 - as above
+
         scores = scores_of(self._tasks, means, self._references)
         counts = {"tasks": len(self._tasks), "episodes": self.episodes}
         return {"return_mean": scores.median, **scores.numbers(), **counts}

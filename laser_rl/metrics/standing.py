@@ -2,24 +2,110 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple, Self
 
 from laser_rl.disk import read_json
 from laser_rl.metrics import display
-from laser_rl.metrics.history import Array, History
-from laser_rl.metrics.log import FILE
-from laser_rl.metrics.rows import Row, mean
+from laser_rl.metrics.log import FILE, Limit, Stream
+from laser_rl.metrics.rows import Kind, Row, mean
 
 SWEEP = "sweep.json"
+_NEWEST, _EPISODES, _EVALUATIONS, _EVENTS, _EXPLOITS = 10, 100, 50, 200, 5000
+_MOST_MEMBERS = 256
+_PIECE = 2000  # rows that are sorted at once
 
 
-@dataclass(frozen=True)
-class MemberStanding:
+class Newest:
+    """The newest rows of each kind and member, events and exploits, without those that a later resume made void.
+
+    It grows with the number of members, not of rows. A log may be forged, so the number of members is bounded.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.last: Row | None = None
+        self.began: float | None = None
+        self.has_members = False
+        self.marks: list[tuple[float, float]] = []  # where the run was resumed: step and time
+        self.events: deque[Row] = deque(maxlen=_EVENTS)
+        self.exploits: deque[Row] = deque(maxlen=_EXPLOITS)
+        self._newest: dict[tuple[str, int], deque[Row]] = {}
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Take the rows of a log that hold."""
+        found = cls()
+        found.add(Stream(path))
+        return found
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take rows as they were written; a mark of a resume makes earlier ones of its member void."""
+        groups: dict[tuple[str, int], list[Row]] = {}
+        for number, row in enumerate(rows, start=1):
+            member = row.get("member")
+            if isinstance(member, int) and not 0 <= member < _MOST_MEMBERS:
+                continue
+            self.rows += 1
+            self.last = row
+            self.has_members = self.has_members or isinstance(member, int)
+            if self.began is None and "time" in row:
+                self.began = float(row["time"])
+            if row["kind"] == "event":
+                self._flush(groups)
+                self.events.append(row)
+                self._newest_of("event", own(row)).append(row)
+                who = row.get("member"), row.get("donor")
+                if row.get("event") == "exploit" and all(isinstance(one, int) and one < _MOST_MEMBERS for one in who):
+                    self.exploits.append(row)
+                if row.get("event") == "resumed":
+                    self._void(row)
+            else:
+                groups.setdefault((str(row["kind"]), own(row)), []).append(row)
+            if number % _PIECE == 0:
+                self._flush(groups)
+        self._flush(groups)
+
+    def newest(self, kind: Kind | None, member: int) -> list[Row]:
+        """The newest rows of a kind, or of each kind, of a member."""
+        key = self._key(member)
+        found = [rows for (its, whose), rows in self._newest.items() if whose == key and kind in {None, its}]
+        return list(chain.from_iterable(found))
+
+    @property
+    def members(self) -> int:
+        """How many there are by the numbers in the rows; 0 of a single run."""
+        return 1 + max((member for _, member in self._newest), default=-1)
+
+    def _newest_of(self, kind: str, member: int) -> deque[Row]:
+        most = {"episode": _EPISODES, "evaluation": _EVALUATIONS}.get(kind, _NEWEST)
+        return self._newest.setdefault((kind, member), deque(maxlen=most))
+
+    def _key(self, member: int) -> int:
+        return member if self.has_members else -1
+
+    def _void(self, mark: Row) -> None:
+        whose, limit = own(mark), Limit.of(mark)
+        self.marks.append((limit.step, float(mark.get("time", math.nan))))
+        del self.marks[:-_EVENTS]
+        for rows in [*self._newest.values(), self.exploits]:
+            held = [row for row in rows if own(row) != whose or not limit.voids(row)]
+            rows.clear()
+            rows.extend(held)
+
+    def _flush(self, groups: dict[tuple[str, int], list[Row]]) -> None:
+        for (kind, member), rows in groups.items():
+            self._keep(kind, member, rows)
+        groups.clear()
+
+    def _keep(self, kind: str, member: int, rows: list[Row]) -> None:
+        self._newest_of(kind, member).extend(rows)
+
+
+class MemberStanding(NamedTuple):
     """What is known of a member; None where nothing is yet."""
 
     member: int
@@ -75,10 +161,10 @@ class TrialStanding(NamedTuple):
 
 def standing(run_dir: Path) -> list[MemberStanding]:
     """All members of a sweep, in order."""
-    return standing_of(History.read(run_dir / FILE), read_json(run_dir / SWEEP))
+    return standing_of(Newest.read(run_dir / FILE), read_json(run_dir / SWEEP))
 
 
-def standing_of(history: History, sweep: Mapping[str, Any], now: float | None = None) -> list[MemberStanding]:
+def standing_of(history: Newest, sweep: Mapping[str, Any], now: float | None = None) -> list[MemberStanding]:
     """The same from what is remembered of the rows and the content of `sweep.json`, at a time."""
     listed = sweep.get("settings")
     settings = dict(enumerate(listed)) if isinstance(listed, list) else {}
@@ -105,8 +191,8 @@ def standing_of(history: History, sweep: Mapping[str, Any], now: float | None = 
                 return_mean=_last(trained, "return_mean"),
                 evaluation=_last(played, "mean"),
                 evaluation_interval=(interval[0], interval[1]) if len(interval) > 1 else None,
-                acceptance_own=_known(trusted[member, member]),
-                acceptance_others=_known(mean(np.delete(trusted[member], member))),
+                acceptance_own=_known(trusted[member][member]),
+                acceptance_others=_known(mean([*trusted[member][:member], *trusted[member][member + 1 :]])),
                 exploits=len(after),
                 silent_seconds=max(0.0, now - max(times)) if times else None,
             )
@@ -132,14 +218,13 @@ def state_of(last: Row | None, *, running: bool) -> str:
     return str(last["event"]) if last.get("event") in {"finished", "stopped"} else "broken off"
 
 
-def newest_means(history: History, names: Sequence[str], members: int) -> Array:
+def newest_means(history: Newest, names: Sequence[str], members: int) -> list[list[float]]:
     """[member, name]: means over the newest ten training rows of each member; NaN where there is no number."""
     newest = [history.newest("train", member) for member in range(members)]
-    cells = [mean(row.get(name) for row in own) for own in newest for name in names]
-    return np.array(cells, dtype=np.float64).reshape(members, len(names))
+    return [[mean(row.get(name) for row in own) for name in names] for own in newest]
 
 
-def copies(history: History) -> list[Exploit]:
+def copies(history: Newest) -> list[Exploit]:
     """All exploits, in the order in which they happened, numbered by it."""
     found = list[Exploit]()
     for row in history.exploits:
@@ -150,7 +235,7 @@ def copies(history: History) -> list[Exploit]:
     return found
 
 
-def trials(history: History, members: Sequence[MemberStanding]) -> list[TrialStanding]:
+def trials(history: Newest, members: Sequence[MemberStanding]) -> list[TrialStanding]:
     """All trials of a search, in order: each ends where the next one of its member begins. None of a sweep that is no search."""
     births = [one for one in copies(history) if one.trial is not None]
     newest, found = {one.member: (one.member, 0) for one in members}, list[TrialStanding]()
@@ -163,6 +248,10 @@ def trials(history: History, members: Sequence[MemberStanding]) -> list[TrialSta
         now = {display.last_name(name): value for name, value in member.settings.items()}
         found.append(TrialStanding(trial, member.member, begun, member.steps, "goes on", member.return_mean, now))
     return sorted(found)
+
+
+def own(row: Row) -> int:
+    return int(row.get("member", -1))
 
 
 def _last(rows: Iterable[Row], name: str) -> Any:

@@ -18,7 +18,7 @@ from laser_rl.metrics import machine, videos
 from laser_rl.metrics.log import FILE, MetricsLog
 from laser_rl.replay.store import Replay
 from laser_rl.training import saving
-from laser_rl.training.files import CONFIG, LIMIT_BYTES, SETTINGS, SWEEP, described, read_sweep, require_same
+from laser_rl.training.files import CONFIG, LIMIT_BYTES, SETTINGS, SWEEP, described, is_sweep, read_sweep, require_same
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.trainer import Run, Trainer
 
@@ -60,7 +60,7 @@ class RunDirectory:
                     (path / other).unlink(missing_ok=True)
             self.settings = read_sweep(path, used=given is None)
             self.log = MetricsLog(path)
-            machine.record(path)
+            machine.record(path, (path / (SWEEP if is_sweep(path) else CONFIG)).read_bytes())
         except BaseException:
             self._lock.release()
             raise
@@ -125,8 +125,12 @@ class RunDirectory:
         log.warning(
             "%d replay segments are damaged (%s): %d unrolls are lost, of %d episodes at least; the other %d are kept. "
             "The run goes on, but not bit for bit: lanes and priorities begin anew",
-            len(names), "; ".join(map(str, loaded.damaged[:3])), whole.lost, whole.episodes, whole.kept,
-        )  # fmt: skip
+            len(names),
+            "; ".join(map(str, loaded.damaged[:3])),
+            whole.lost,
+            whole.episodes,
+            whole.kept,
+        )
         return whole
 
     def close(self) -> None:

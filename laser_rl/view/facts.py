@@ -102,9 +102,14 @@ def _kind(subject: Subject) -> str:
 def _member(subject: Subject, one: MemberStanding) -> Data:
     newest, played = subject.newest(one.member, "train"), subject.newest(one.member, "evaluation")
     own = one.acceptance_own if one.acceptance_own is not None else newest.get("acceptance")
+    # What population based training has moved in another member is as the sweep began with it.
+    full = {display.last_name(name): name for name in subject.settings}
+    others = dict.fromkeys(name for other in subject.members for name in other.settings)
+    values = {name: subject.settings.get(full.get(display.last_name(name), name)) for name in others} | one.settings
+    settings = {name: value for name, value in values.items() if value is not None}
     return {
         "member": one.member,
-        "settings": {str(name): _text(display.setting(value)) for name, value in one.settings.items()},
+        "settings": {str(name): _text(display.setting(value)) for name, value in settings.items()},
         "steps": one.steps,
         "updates": one.updates,
         "score": cell(one.return_mean),

@@ -12,6 +12,8 @@ from laser_rl import LASER, Sweep, cli, recipes
 from laser_rl.config import Config, override, setting_types
 from laser_rl.errors import THEIRS, ConfigError, called_here
 from laser_rl.recipes import RECIPES
+from laser_rl.training.directory import RunDirectory
+from laser_rl.training.settings import SweepConfig
 
 LASER_COMMAND = [sys.executable, "-m", "laser_rl"]
 
@@ -179,11 +181,35 @@ def test_help_imports_nothing_heavy(arguments):
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=60, check=False).returncode == 0
 
 
-def test_status_does_not_import_torch(tmp_path):
-    (tmp_path / "config.json").write_text(Config().model_dump_json())
-    check = f"import sys; from laser_rl.cli import main; main(['status', {str(tmp_path)!r}]); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "not begun" in done.stdout) == (0, True)
+def status_and_imports(run_dir):
+    """What `laser status` prints, and which of these it imports."""
+    heavy = "{'torch', 'numpy', 'pydantic', 'gymnasium', 'tyro', 'logging', 'dataclasses'}"
+    check = f"import sys; from laser_rl.cli import main; main(['status', {str(run_dir)!r}]); print(*({heavy} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=True)
+    *printed, imported = done.stdout.removesuffix("\n").split("\n")
+    return "\n".join(printed) + done.stderr, set(imported.split())
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_status_imports_nothing_heavy(tmp_path, members):
+    sweep = SweepConfig(base=Config(), grid={"learning_rate": (1e-3, 2e-3)[:members]} if members > 1 else {})
+    RunDirectory(tmp_path, sweep).close()
+    printed, imported = status_and_imports(tmp_path)
+    assert (printed.count("0 of "), "not begun" in printed) == (members, True)
+    assert imported == set()
+
+
+def test_settings_that_were_edited_are_validated(tmp_path):
+    RunDirectory(tmp_path, Config()).close()
+    file = tmp_path / "config.json"
+    text = file.read_text()
+    file.write_text(text.replace('"seed": 0', '"seed": 1'))
+    printed, imported = status_and_imports(tmp_path)
+    assert ("not begun" in printed, "torch" in imported, "pydantic" in imported) == (True, False, True)
+    file.write_text(text.replace('"seed": 0', '"seed": "none"'))
+    assert f"laser: {file}: " in status_and_imports(tmp_path)[0]
+    RunDirectory(tmp_path, Config(), accept_changes=True).close()
+    assert status_and_imports(tmp_path)[1] == set()
 
 
 SLOW = [pytest.param(words, marks=pytest.mark.slow) for words in (["status", "--help"], ["config", "show"])]

@@ -6,6 +6,7 @@ python -m tests.docs.notebook examples/quickstart.ipynb     # runs it in a kerne
 import contextlib
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ def store(path: Path) -> None:
     for cell in content.cells:
         for output in cell.get("outputs", []):
             output.get("metadata", {}).clear()
+            if "text/plain" in output.get("data", {}):  # without the codes for a terminal's colours
+                output.data["text/plain"] = re.sub(r"\x1b\[[\d;]*m", "", output.data["text/plain"])
     content.metadata.language_info = {"name": "python"}  # without the version that happens to be here
     path.write_text(nbformat.writes(content, indent=1, ensure_ascii=False).rstrip() + "\n")
 

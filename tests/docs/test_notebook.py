@@ -15,7 +15,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     printed = play(PATH)
     assert "step 3,000 of 3,000 (100 %)" in printed[0]  # lines: there is neither a terminal nor a kernel
     assert "EvalResult(mean=" in printed[0]
-    assert re.search(r"step 4,\d+: mean return of the last 100 episodes \d+\.\d", printed[1])
+    assert re.search(r"step 8,\d+: mean return of the last 100 episodes \d+\.\d", printed[1])
     [coins] = re.findall(r"([\d.]+) of 10 coins", printed[2])
     assert float(coins) > 7  # by chance 5 ± 0.35
     assert len(printed[4].splitlines()) == 3

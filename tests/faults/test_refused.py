@@ -18,7 +18,7 @@ from laser_rl import LASER, checkpoint, cli
 from laser_rl.checkpoint import manifest
 from laser_rl.checkpoint.snapshot import grouped, member_name
 from laser_rl.cli.flags import begin
-from laser_rl.cli.show import status_of
+from laser_rl.cli.status import status_of
 from laser_rl.errors import DamagedRun, UserError
 from laser_rl.training.build_group import build_group
 from laser_rl.training.directory import RunDirectory

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from laser_rl.cli.show import status_of
+from laser_rl.cli.status import status_of
 from laser_rl.view.report import report
 from tests.faults.families import Family
 from tests.faults.test_run_faults import finish, newest, start, wait_until

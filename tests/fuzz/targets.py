@@ -10,7 +10,7 @@ import yaml
 from benchmarks.atari_paper import compared
 from laser_rl import LASER, checkpoint
 from laser_rl.cli.flags import begin
-from laser_rl.cli.show import status_of
+from laser_rl.cli.status import status_of
 from laser_rl.metrics.machine import sessions
 from laser_rl.research.experiment import suite_of
 from laser_rl.research.pages import ABOUT, experiment_of, read_about

@@ -96,6 +96,18 @@ def test_a_report_does_without_settings(tmp_path, content, capsys):
     assert [one["member"] for one in read_report(tmp_path / "report.html").run()["members"]] == [0, 1, 2]
 
 
-def test_standing_imports_neither_torch_nor_matplotlib():
-    code = "import laser_rl.metrics.standing, sys; sys.exit(any(n in sys.modules for n in ('torch', 'matplotlib', 'scipy')))"
+def test_standing_imports_nothing_heavy():
+    heavy = "('torch', 'numpy', 'pydantic', 'gymnasium', 'logging', 'dataclasses')"
+    code = f"import laser_rl.metrics.standing, sys; sys.exit(any(n in sys.modules for n in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_a_report_shows_what_a_member_has_of_a_setting_that_only_others_moved(tmp_path):
+    with_settings(tmp_path, [{"learning_rate": 1e-3}, {"learning_rate": 2e-3}])
+    moved = {"before_entropy_cost": 0.01, "after_entropy_cost": 0.012}
+    add(tmp_path, row(10, 0), row(10, 1), row(20, 1, "event", event="exploit", donor=0, **moved))
+    assert cli.main(["report", str(tmp_path)]) == 0
+    first, second = (one["settings"] for one in read_report(tmp_path / "report.html").run()["members"])
+    began = json.loads((tmp_path / "sweep.json").read_text())["base"]["loss"]["entropy_cost"]
+    assert first == {"learning_rate": "0.001", "entropy_cost": f"{began:.6g}"}
+    assert second == {"learning_rate": "0.002", "entropy_cost": "0.012"}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from laser_rl.envs import scores as envs_scores
 from laser_rl.envs.scores import Reference
 from laser_rl.metrics import rows
 from laser_rl.metrics.rows import EpisodeWindow, fitness
@@ -19,7 +20,7 @@ EPISODES = st.lists(st.tuples(st.integers(0, 2), st.floats(-20, 20)), max_size=3
 
 
 def window_of_three():
-    with mock.patch.object(rows, "references_of", return_value=REFERENCES):
+    with mock.patch.object(envs_scores, "references_of", return_value=REFERENCES):
         return EpisodeWindow(NAMES)
 
 

@@ -41,6 +41,20 @@ TICKS = """(async () => {
   place.remove();
   return texts;
 })()"""
+# Where the ticks of a logarithmic axis stand, and what they say.
+LOG_TICKS = """(async () => {
+  const { Chart } = await import("/static/charts.js");
+  const place = document.createElement("div"), y = %s;
+  place.style.width = "600px";
+  document.body.append(place);
+  const chart = new Chart(place, { title: "a chart", log: true });
+  chart.draw({ x: y.map((_, n) => n), marks: [], lines: [{ name: "0", member: 0, y }] }, { hidden: new Set(), axis: "step" });
+  await new Promise((done) => setTimeout(done, 300));
+  const { _splits: at, _values: texts } = chart.made.axes[1];
+  const legend = chart.legend.textContent;
+  place.remove();
+  return [at.map((v, n) => [v, texts[n]]), legend];
+})()"""
 NAME = "<img src=x onerror=alert(1)>"
 
 
@@ -336,6 +350,40 @@ def test_several_runs_in_one_chart_smoothed_on_request(tmp_path, browser, pictur
         browser.wait(f"{legend}.length === 1 && {legend}[0][0] === 'b'")
         browser.key("s")
         browser.wait("document.getElementById('smoothing').value === 'off'")
+        assert browser.errors == []
+    finally:
+        end(process)
+
+
+def test_logarithmic_ticks_stand_where_they_say_and_a_phone_has_one_line_for_the_controls(tmp_path, browser, pictures):
+    with contextlib.closing(MetricsLog(write_run(tmp_path / "a", 50))) as log:
+        for step in (2000, 4000):
+            log.write("train", step, step, {"memory_bytes": 300 * 2**20 + step})
+    process, link = start_dashboard(str(tmp_path))
+    try:
+        browser.go(link)
+        browser.wait(f"{LIVE} && {LABEL}")
+        for values in ([5e-4, 1e-3, 2e-3], [8.33e-3, 1e-2, 1.2e-2], [3e-6, 0.2]):
+            ticks, legend = browser.run(LOG_TICKS % json.dumps([*values, *[None] * 500]))
+            told = {at: text for at, text in ticks if text}
+            assert legend == f"0{values[-1]}"  # of a line that ended early too
+            assert all(float(text) == pytest.approx(at, rel=1e-6) for at, text in told.items()), told
+            assert len([at for at in told if min(values) <= at <= max(values)]) >= 2
+        memory = "document.querySelector('#panel-memory')"
+        browser.run(f"{memory}.scrollIntoView()")
+        browser.wait(f"{memory}.innerText.includes('300 MiB')")
+        browser.size(390, 900, phone=True)
+        browser.run("document.getElementById('smoothing').value = 'strong'")
+        for line in ("#run", "#link", "#theme", "#help"), ("#by-step", "#smoothing", "#state"):
+            boxes = f"{list(line)}.map((one) => document.querySelector(one).getBoundingClientRect())"
+            middles = browser.run(f"{boxes}.map((one) => Math.round((one.top + one.bottom) / 2))")
+            assert len(set(middles)) == 1, (line, middles, browser.run(f"{boxes}.map((one) => one.width)"))
+        # A select shows the end of a long choice only if it is as wide as it would like to be.
+        wide = "document.getElementById('smoothing').clientWidth"
+        given = browser.run(wide)
+        browser.run("document.getElementById('smoothing').style.flex = 'none'")
+        assert given >= browser.run(wide) > 0
+        browser.picture(pictures / "phone-header.png")
         assert browser.errors == []
     finally:
         end(process)

@@ -329,8 +329,8 @@ def test_what_is_no_run_directory_is_refused_with_a_hint(tmp_path):
 def test_sessions_name_machine_versions_and_command(tmp_path, monkeypatch):
     a_run(tmp_path)
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/laser", "train", "--env", "a b"])
-    machine.record(tmp_path)
-    machine.record(tmp_path)
+    machine.record(tmp_path, b"{}")
+    machine.record(tmp_path, b"{}")
     details = read_report(report(tmp_path)).details()
     assert [one["command"] for one in details["sessions"]] == ["laser train --env 'a b'"] * 2
     here = machine.machine()

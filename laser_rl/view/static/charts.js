@@ -1,5 +1,5 @@
 // Lines with uPlot: one axis for all of them, made by the server; here they are only drawn.
-import { colour, compact, css, duration, fill, h, isDark, number } from "./dom.js";
+import { bytes, colour, compact, css, duration, fill, h, isDark, number } from "./dom.js";
 
 const HEIGHT = 250;
 // How far back smoothing looks: the share of the axis after which a point counts 1/e.
@@ -7,7 +7,7 @@ export const SMOOTHING = { off: 0, light: 0.02, strong: 0.06 };
 const alpha = (hex, a) => (hex.startsWith("#") ? hex + Math.round(a * 255).toString(16).padStart(2, "0") : hex.replace(")", ` / ${a})`));
 
 export class Chart {
-  // place: an element. options: {title, share, stack, band, each, dots, log}
+  // place: an element. options: {title, share, size, stack, band, each, dots, log}
   constructor(place, options = {}) {
     this.options = options;
     this.plot = h("div", { class: "plot", role: "img", "aria-label": options.title });
@@ -60,7 +60,7 @@ export class Chart {
     this.made?.destroy();
     const { share, stack, dots } = this.options;
     const log = this.options.log && values.slice(1).every((one) => one.every((v) => v === null || v > 0));
-    const write = share ? (v) => `${Math.round(v * 100)} %` : compact;
+    const write = share ? (v) => `${Math.round(v * 100)} %` : this.options.size ? bytes : compact;
     const faint = { width: 0, points: { show: false }, spanGaps: true, stroke: "transparent" };
     const series = [{}, ...Array.from({ length: extra }, () => ({ ...faint })), ...lines.slice(0, raw).map((one, n) => ({ ...faint, width: 1, stroke: alpha(colour(one.member ?? n), 0.3) }))];
     lines.forEach((one, n) => {
@@ -79,10 +79,10 @@ export class Chart {
       width: Math.max(220, this.plot.clientWidth), height: HEIGHT, series, bands,
       legend: { show: false },
       cursor: { sync: { key: `x-${this.axis}` }, points: { size: 7 }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: log ? { distr: 3, range: (_, low, high) => [low / 1.1, high * 1.1] } : { range: share ? shareRange : padded } },
+      scales: { x: { time: false }, y: log ? { distr: 3, range: logRange } : { range: share ? shareRange : this.options.size ? sizeRange : padded } },
       axes: [
         { ...tick, size: 34, space: 70, incrs: WHOLE, values: (_, at) => (this.axis === "time" ? at.map(duration) : distinct(at, compact)) },
-        { ...tick, size: 56, values: (_, at) => (log ? at.map((v) => (v === null ? "" : v.toPrecision(1))) : distinct(at, write)) },
+        { ...tick, ...(this.options.size ? { size: 70, incrs: WHOLE.map((n) => n * 2 ** 20) } : { size: 56 }), values: (_, at) => (log ? at.map((v) => (v === null ? "" : v.toPrecision(1))) : distinct(at, write)) },
       ],
       hooks: { setCursor: [(u) => this.tell(u.cursor.idx ?? null)], draw: [(u) => this.mark(u)] },
     }, values, this.plot);
@@ -123,9 +123,9 @@ export class Chart {
 
   // The numbers under the cursor, or the last ones.
   tell(index) {
-    const write = this.options.share ? (v) => `${(100 * v).toFixed(1)} %` : number;
+    const write = this.options.share ? (v) => `${(100 * v).toFixed(1)} %` : this.options.size ? bytes : number;
     const items = this.drawn.slice(0, 24).map((one, n) => {
-      const value = index === null ? newest(one.y, one.y.length - 1) : newest(one.y, index);
+      const value = index === null ? newest(one.y, one.y.length - 1, Infinity) : newest(one.y, index);
       return h("span", {}, h("i", { class: "swatch", style: { background: colour(one.member ?? n) } }), one.name, h("b", {}, value === null ? "–" : write(value)));
     });
     const at = index === null || !this.made ? null : this.made.data[0][index];
@@ -135,8 +135,8 @@ export class Chart {
   }
 }
 
-function newest(values, index) {
-  for (let i = index; i >= 0 && i > index - 200; i--) if (values[i] !== null && values[i] !== undefined) return values[i];
+function newest(values, index, reach = 200) {
+  for (let i = index; i >= 0 && i > index - reach; i--) if (values[i] !== null && values[i] !== undefined) return values[i];
   return null;
 }
 
@@ -181,6 +181,14 @@ function distinct(at, write) {
 }
 
 const shareRange = () => [0, 1];
+// Ticks are whole MiB, so there is room for some.
+const sizeRange = (_, low, high) => (low === null ? [0, 1] : padded(_, low - 2 ** 21, high + 2 ** 21));
+// It begins at a multiple of a power of ten, since uPlot counts its ticks from there.
+function logRange(_, low, high) {
+  if (low === null) return [0.1, 1];
+  const power = 10 ** Math.floor(Math.log10(low / 1.1));
+  return [Number((Math.floor(low / 1.1 / power) * power).toPrecision(1)), high * 1.1];
+}
 // There are no halves of steps, and a clock shows no halves of seconds.
 const WHOLE = Array.from({ length: 13 }, (_, n) => [1, 2, 5].map((m) => m * 10 ** n)).flat();
 function padded(_, low, high) {

@@ -41,7 +41,7 @@ const GROUPS = {
     line("updates", "Updates per second", "How fast the agents learn: changes of the network, per member.", {}),
     line("waiting", "Is the learner waiting?", "Shares of the time: a learner that waits (dashed) is starved by its environments, one that is always busy is what limits the speed.", { share: true, optional: true }),
     line("queues", "How deep the queues are", "What lies between playing and learning: deliveries of the environments, and batches that are ready (dashed). If both are empty the environments are too slow for the learner, if both are full it is the other way round.", { optional: true }),
-    line("memory", "Memory", "Resident memory of the process that trains, in bytes.", { optional: true }),
+    line("memory", "Memory", "Resident memory of the process that trains.", { size: true, optional: true }),
   ],
   Details: [
     { id: "numbers", title: "Newest numbers", why: "What the last rows say, of the best member: training, then the last evaluation.", kind: "numbers", from: "details" },
@@ -55,7 +55,7 @@ export const PANELS = Object.entries(GROUPS).flatMap(([group, list]) => list.map
 // Each maker returns draw(data, view); true if there was something to show.
 export const MAKERS = {
   chart(body, panel) {
-    const options = { title: panel.title, share: panel.share, stack: panel.stack, band: panel.band === true, dots: panel.dots, log: panel.log, each: panel.each };
+    const options = { title: panel.title, share: panel.share, size: panel.size, stack: panel.stack, band: panel.band === true, dots: panel.dots, log: panel.log, each: panel.each };
     let chart = null;
     return (data, view) => {
       if (!data.lines.length) {
