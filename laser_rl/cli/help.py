@@ -47,9 +47,7 @@ class SourceText:
     """Classes and names of types in some modules of the package, as they are written."""
 
     def __init__(self, *modules: str) -> None:
-        nodes = [
-            node for one in modules for node in ast.parse((PACKAGE / f"{one}.py").read_text(encoding="utf-8")).body
-        ]
+        nodes = [node for it in modules for node in ast.parse((PACKAGE / f"{it}.py").read_text(encoding="utf-8")).body]
         self.classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
         self.types = {
             target.id: node.value

@@ -123,9 +123,7 @@ def references_of(names: tuple[str, ...]) -> tuple[Reference, ...]:
     known = [reference_of(name) for name in names]
     unknown = [name for name, reference in zip(names, known, strict=True) if reference is None]
     if unknown:
-        log.warning(
-            "no scores of random and of the best play are known for %s; raw returns count as scores", ", ".join(unknown)
-        )
+        log.warning("no scores of random and of the best play are known for %s; raw returns count", ", ".join(unknown))
     return tuple(reference or Reference(0.0, 1.0) for reference in known)
 
 

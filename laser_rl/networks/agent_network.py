@@ -171,9 +171,7 @@ def side_by_side(network: AgentNetwork, members: int) -> Forward:
         features = _mlp("torso", network.torso, parameters, flat)
         valued = features if network.value_torso is None else _mlp("value_torso", network.value_torso, parameters, flat)
         heads = _linear("policy_head", parameters, features), _linear("value_head", parameters, valued)
-        policy, value = (
-            head.view(members, rows, columns // members, -1).transpose(0, 1).flatten(1, 2) for head in heads
-        )
+        policy, value = (one.view(members, rows, columns // members, -1).transpose(0, 1).flatten(1, 2) for one in heads)
         return Output(network.masked(policy, observation), value.squeeze(-1))
 
     return forward
