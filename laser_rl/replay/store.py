@@ -62,7 +62,7 @@ class _Ring:
         self._count[UNSETTLED] = 0
 
     def first_after(self, count: int, size: int) -> int:
-        """The first id that would be held after an insert of `count` unrolls, of `size` compressed bytes together."""
+        """The first id held now that an insert of `count` unrolls, of `size` compressed bytes together, leaves; a later one if none."""
         first, over = self._count[FIRST], self._count[COMPRESSED] + size - (self._budget_bytes or 0)
         after = max(first, self._count[NEXT] + count - self._capacity)
         if self._budget_bytes is None or over <= 0:

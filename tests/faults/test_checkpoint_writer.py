@@ -29,7 +29,7 @@ from tests.training.test_sweeps import in_directory, small_sweep
 
 EVERY = {"checkpoint_every_steps": 100, "run.keep_checkpoints": 50, "run.steps": 500}
 KINDS = {
-    "feed-forward": lambda: small(**EVERY),
+    "feed-forward": lambda: small(capacity_steps=120, **EVERY),
     "prioritised": lambda: small(sampling="prioritised", **EVERY),
     "lanes": lambda: recurrent(**EVERY),
     "pictures": lambda: small("laser/KeyDoor-6", **EVERY),
@@ -66,13 +66,20 @@ def files_of(run_dir):
 @pytest.mark.fault(7)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_thread_writes_the_same_bytes_as_a_learner_that_waits(tmp_path, monkeypatch, kind):
-    """Also where the replay is full of unrolls that are not on disk yet: it holds 60, and 40 come between two checkpoints."""
+    """Also where most of the replay is not on disk yet: of the first kind it holds 24 unrolls, and 20 come between two checkpoints."""
     config = KINDS[kind]()
     run = in_directory if isinstance(config, SweepConfig) else finish
     monkeypatch.setattr(saving, "SEGMENT_UNROLLS", 8)
     run(config, tmp_path / "waits")
     monkeypatch.setattr(directories, "ASIDE_BYTES", 0)
     slowed(monkeypatch, 0.01)
+    write = saving.Writer.run
+
+    def late(writer):
+        time.sleep(0.02)  # learning goes on, and what the checkpoint holds must not
+        write(writer)
+
+    monkeypatch.setattr(saving.Writer, "run", late)
     run(config, tmp_path / "aside")
     expected, found = files_of(tmp_path / "waits"), files_of(tmp_path / "aside")
     assert found.keys() == expected.keys()
@@ -83,10 +90,15 @@ def test_a_thread_writes_the_same_bytes_as_a_learner_that_waits(tmp_path, monkey
 
 
 def stuck(monkeypatch):
-    """The writer stops before its next segment until the event that is returned is set."""
-    go = threading.Event()
-    slowed(monkeypatch, 0.0, lambda: go.wait(60))
-    return go
+    """The writer stops before its next segment until the event that is returned is set; there is one writer at a time."""
+    go, most = threading.Event(), [0]
+
+    def stop():
+        most[0] = max(most[0], sum(thread.name == "checkpoint" for thread in threading.enumerate()))
+        go.wait(20)
+
+    slowed(monkeypatch, 0.0, stop)
+    return go, most
 
 
 def prepared(config, path):
@@ -108,7 +120,7 @@ def test_learning_goes_on_while_the_writer_is_stuck_and_the_end_waits_for_it(tmp
     monkeypatch.setattr(stall, "SAY_AFTER_S", 0.3)
     directory, trainer = prepared(small(**ROOMY), tmp_path)
     turns(trainer, 20)
-    go = stuck(monkeypatch)
+    go, most = stuck(monkeypatch)
     at = trainer.steps
     trainer.save(last=False)
     turns(trainer, 20)
@@ -118,6 +130,7 @@ def test_learning_goes_on_while_the_writer_is_stuck_and_the_end_waits_for_it(tmp
     trainer.save()
     assert checkpoint.latest(tmp_path).step == trainer.steps > at
     assert (tmp_path / "checkpoints" / f"step-{at:012d}").is_dir()  # the one that it had waited for
+    assert most == [1]
     assert any("the learner has waited" in one and "the checkpoint's writer" in one for one in caplog.messages)
     trainer.group.close()
     directory.close()
@@ -128,12 +141,13 @@ def test_a_writer_that_does_not_get_on_is_named_in_the_end(tmp_path, monkeypatch
     monkeypatch.setattr(stall, "GIVE_UP_S", 1.0)
     directory, trainer = prepared(small(**ROOMY), tmp_path)
     turns(trainer, 20)
-    go = stuck(monkeypatch)
+    go, most = stuck(monkeypatch)
     with pytest.raises(TimeoutError, match="the learner has waited 1 s for the checkpoint's writer and gives up"):
         trainer.save()
     go.set()
     trainer.group.close()
     directory.close()
+    assert most == [1]
 
 
 def test_a_replay_waits_before_it_replaces_what_is_not_copied_and_for_nothing_else(tmp_path, monkeypatch, aside):
@@ -163,12 +177,13 @@ def test_a_replay_waits_before_it_replaces_what_is_not_copied_and_for_nothing_el
 @pytest.mark.parametrize(("layout", "budget"), [(VECTOR, None), (PICTURE, 9_000), (PICTURE, None), (PICTURE, 60_000)])
 def test_what_an_insert_lets_go_is_known_before(layout, budget):
     dice = np.random.default_rng(5)
-    store = Replay(layout, 23 * layout.steps, budget_bytes=budget)
+    store = Replay(layout, 23 * layout.steps, codec="raw" if budget is None else "zstd", budget_bytes=budget)
     foreseen = []
     store.keep = lambda first: foreseen.append(first())
     for turn in range(80):
+        held = store.next_id
         store.insert(numbered(layout, range(50 * turn, 50 * turn + int(dice.integers(0, 6)))))
-        assert foreseen[-1] == store.first_id
+        assert min(foreseen[-1], held) == min(store.first_id, held)  # if all leave, it does not matter what else does
     assert store.first_id > 50
 
 
@@ -211,8 +226,12 @@ def test_an_error_of_the_thread_is_raised_where_the_run_learns(tmp_path, monkeyp
     trainer.save()
     before = checkpoint.latest(tmp_path).step
 
+    segments = []
+
     def fail():
-        raise OSError(number, os.strerror(number), "a segment")
+        segments.append(1)
+        if len(segments) > 1:  # the first one is written, and has to go
+            raise OSError(number, os.strerror(number), "a segment")
 
     turns(trainer, 20)
     slowed(monkeypatch, 0.0, fail)
@@ -251,12 +270,12 @@ def test_who_ends_at_once_does_not_wait_for_all_of_it_and_leaves_the_checkpoint_
     turns(trainer, 20)
     trainer.save()
     before = checkpoint.latest(tmp_path).step
-    turns(trainer, 300)  # more than 300 unrolls: 40 segments, 8 seconds
-    slowed(monkeypatch, 0.2)
+    turns(trainer, 300)  # more than 300 unrolls: 40 segments
+    slowed(monkeypatch, 0.7)
     trainer.save(last=False)
     begin = time.monotonic()
     directory.close()  # as a second Ctrl-C does on its way out
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 5
     assert not directory._writer.is_alive()  # before the lock is let go: another run may begin now
     assert checkpoint.latest(tmp_path).step == before
     assert_in_order(tmp_path)
