@@ -29,7 +29,7 @@ from tests.training.test_sweeps import in_directory, small_sweep
 
 EVERY = {"checkpoint_every_steps": 100, "run.keep_checkpoints": 50, "run.steps": 500}
 KINDS = {
-    "feed-forward": lambda: small(capacity_steps=120, **EVERY),
+    "feed-forward": lambda: small(capacity_steps=100, **EVERY),
     "prioritised": lambda: small(sampling="prioritised", **EVERY),
     "lanes": lambda: recurrent(**EVERY),
     "pictures": lambda: small("laser/KeyDoor-6", **EVERY),
@@ -66,7 +66,7 @@ def files_of(run_dir):
 @pytest.mark.fault(7)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_thread_writes_the_same_bytes_as_a_learner_that_waits(tmp_path, monkeypatch, kind):
-    """Also where most of the replay is not on disk yet: of the first kind it holds 24 unrolls, and 20 come between two checkpoints."""
+    """Also where nothing of the replay is on disk yet: of the first kind it holds 20 unrolls, and 20 come between two checkpoints."""
     config = KINDS[kind]()
     run = in_directory if isinstance(config, SweepConfig) else finish
     monkeypatch.setattr(saving, "SEGMENT_UNROLLS", 8)
@@ -76,7 +76,7 @@ def test_a_thread_writes_the_same_bytes_as_a_learner_that_waits(tmp_path, monkey
     write = saving.Writer.run
 
     def late(writer):
-        time.sleep(0.02)  # learning goes on, and what the checkpoint holds must not
+        time.sleep(0.1)  # learning goes on, and what the checkpoint holds must not
         write(writer)
 
     monkeypatch.setattr(saving.Writer, "run", late)
