@@ -93,6 +93,22 @@ def long_run(rows: Sequence[Row], checkpoints: Sequence[Row]) -> str:
     return f"{text}\n\n{table(['Atari steps held', 'new', 'checkpoint, s'], found)}"
 
 
+def pauses(rows: Sequence[Row]) -> str:
+    """Seconds from one update to the next, without a checkpoint, and the longest around one by who writes it; medians of the rounds."""
+
+    def median(runtime: str, writer: str, name: str) -> str:
+        own = [float(row[name]) for row in rows if (row["runtime"], row["writer"]) == (runtime, writer)]
+        return f"{statistics.median(own):.2f}"
+
+    lines = []
+    for runtime in dict.fromkeys(row["runtime"] for row in rows):
+        longest = [median(runtime, writer, "longest_s") for writer in ("the learner", "a thread")]
+        lines.append(
+            [runtime, median(runtime, "a thread", "update_s"), *longest, median(runtime, "a thread", "held_s")]
+        )
+    return table(["between updates, s", "usual", "checkpoint: learner", "thread", "its begin"], lines)
+
+
 def draws(rows: Sequence[Row]) -> str:
     """Prioritised draws before and after the tree."""
     return table(
@@ -109,7 +125,11 @@ def tables() -> str:
         overlap(kept("pipeline-2-cores")),
         starts(kept("start")),
     )
-    more = long_run(kept("long-run"), kept("checkpoints")), draws(kept("prioritised"))
+    more = (
+        long_run(kept("long-run"), kept("checkpoints")),
+        pauses(kept("checkpoint-pauses")),
+        draws(kept("prioritised")),
+    )
     return "\n\n".join((*parts, *more))
 
 

@@ -331,7 +331,7 @@ def test_members_that_are_not_there_are_refused(sweep_dir, run_dir, tmp_path, ca
     assert cli.main(["evaluate", str(run_dir), "--member", "0", "--episodes", "2"]) == 0
     RunDirectory(tmp_path, read_sweep(sweep_dir)).close()
     assert cli.main(["evaluate", str(tmp_path)]) == 2
-    assert "no member is best; name one" in capsys.readouterr().err
+    assert "none is best; name one" in capsys.readouterr().err
 
 
 def test_status_of_a_sweep_and_of_a_run(sweep_dir, run_dir, capsys):

@@ -63,7 +63,7 @@ def test_dmlab_pbt_is_the_papers_sweep():
 
 def test_scores_of_a_mixture_are_not_normalised_twice():
     base = recipes.dmlab_pbt("suite:grid")
-    with pytest.raises(ValueError, match="normalised already; leave"):
+    with pytest.raises(ValueError, match="normalised; leave"):
         type(base)(**{**base.model_dump(), "pbt": paper(score_low=0.0, score_high=1.0)})
 
 

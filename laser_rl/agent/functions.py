@@ -32,9 +32,7 @@ def pass_again(name: str, function: Callable[..., Any], setting: str) -> None:
     if not callable(function):
         raise ConfigError(f"expected {setting} to be a function, got {shortened(function)}")
     if not name.startswith(HERE):
-        raise ConfigError(
-            f"the agent was trained with {setting} {name!r}, expected no function for it; leave {setting} out"
-        )
+        raise ConfigError(f"the agent was trained with {setting} {name!r}, expected none; leave {setting} out")
     _passed[name] = function
 
 

@@ -97,13 +97,9 @@ def save_with_replay(trained: Trained, trainer: Trainer, path: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".laser-save-", dir=path.absolute().parent) as folder:
         with closing(RunDirectory(Path(folder), trainer.settings)) as directory:
             try:
-                written = directory.save(trainer)
+                written = directory.save(trainer, aside=False).result()
             except NoSpace as error:
-                raise ConfigError(
-                    f"save: no space for {path} ({error.__cause__}); free some, then save again"
-                ) from None
+                raise ConfigError(f"save: no space for {path} ({error.__cause__}); free some and save again") from None
         files = [*written.iterdir(), *Path(folder).glob(f"{checkpoint.REPLAY}/*")]
-        parts = {
-            f"run/{file.relative_to(folder)}": torch.from_numpy(np.fromfile(file, np.uint8)) for file in sorted(files)
-        }
-        return trained.save(path, parts)
+        more = {f"run/{one.relative_to(folder)}": torch.from_numpy(np.fromfile(one, np.uint8)) for one in sorted(files)}
+        return trained.save(path, more)

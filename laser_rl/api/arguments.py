@@ -63,9 +63,7 @@ def with_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 def named_in_grid(name: str, value: Any) -> Any:
     """A value of a grid, with the name of a function in its place."""
     if callable(value) and str(name).rpartition(".")[2] == "learning_rate":
-        raise ConfigError(
-            "a grid cannot hold learning rates that are functions; give numbers, and the functions as schedule"
-        )
+        raise ConfigError("a grid cannot hold functions as learning rates; give numbers, and the functions as schedule")
     return with_names({name: value})[name]
 
 

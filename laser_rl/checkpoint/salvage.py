@@ -75,11 +75,9 @@ def _is_another(folder: Path, entry: SegmentEntry, layout: UnrollLayout) -> bool
         return begins_as_written and len(expected) + sum(sizes) == entry.bytes == file.seek(0, 2)
 
 
-def _blocks(
-    folder: Path, entries: list[SegmentEntry], layout: UnrollLayout, first_id: int, next_id: int
-) -> Iterator[Block]:
+def _blocks(folder: Path, entries: list[SegmentEntry], layout: UnrollLayout, first: int, end: int) -> Iterator[Block]:
     for entry in entries:
-        held = (one for one in segments.salvaged(folder, entry) if first_id <= one.number < next_id)
+        held = (one for one in segments.salvaged(folder, entry) if first <= one.number < end)
         yield from segments.blocks(folder / entry.name, held, layout, skip=True)
 
 

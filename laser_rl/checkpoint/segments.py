@@ -85,24 +85,22 @@ def follow(streams: Streams, first_id: int, unrolls: Unrolls, oldest: int = 0) -
     return previous
 
 
-def write_segment(
-    folder: Path, layout: UnrollLayout, first_id: int, unrolls: Unrolls, previous: Numbers
-) -> SegmentEntry:
-    """Write consecutive unrolls, numbered from `first_id`, as one file; it is there whole or not at all. `previous`: see `follow`."""
+def write_segment(folder: Path, layout: UnrollLayout, first: int, unrolls: Unrolls, previous: Numbers) -> SegmentEntry:
+    """Write consecutive unrolls, numbered from `first`, as one file; it is there whole or not at all. `previous`: see `follow`."""
     count = len(unrolls.member)
-    name = _segment_name(first_id, count)
+    name = _segment_name(first, count)
     digest, size = hashlib.sha256(), 0
 
     def measured() -> Iterator[bytes]:
         nonlocal size
-        for block in _encoded(layout, first_id, unrolls, previous):
+        for block in _encoded(layout, first, unrolls, previous):
             digest.update(block)
             size += len(block)
             yield block
 
     disk.make_folder(folder)
     disk.write_bytes(folder / name, measured())
-    return SegmentEntry(name, first_id, count, size, digest.hexdigest())
+    return SegmentEntry(name, first, count, size, digest.hexdigest())
 
 
 def read_segment(
@@ -138,11 +136,8 @@ def _whole(path: Path, file: BufferedReader, entry: SegmentEntry, first_id: int)
 
 def salvaged(folder: Path, entry: SegmentEntry) -> Iterator[Record]:
     """Every unroll of a segment whose checksum is right, wherever it lies. A file that is not there has none, a header is not needed."""
-    with (
-        contextlib.suppress(Damaged),
-        guarded.reading(folder / entry.name),
-        guarded.open_plain(folder / entry.name) as file,
-    ):
+    path = folder / entry.name
+    with contextlib.suppress(Damaged), guarded.reading(path), guarded.open_plain(path) as file:
         yield from _records(file, entry, 0)
 
 

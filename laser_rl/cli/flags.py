@@ -124,7 +124,7 @@ def begin(
     stored: dict[str, Any] = {} if file is None else _read_sweep(file) if sweep else {"base": read_file(file)}
     sections, named = stored.pop("base", {}), stored.pop("recipe", None)
     if not isinstance(sections, dict):
-        raise ConfigError(f"base is {sections!r}, expected sections such as 'loss:' with settings under them")
+        raise ConfigError(f"base is {sections!r}, expected sections such as 'loss:' with settings")
     recipe = recipe or named or sections.get("recipe")
     if recipe is not None and not isinstance(recipe, str):
         raise ConfigError(f"recipe is {shortened(recipe)}, expected a name; 'laser train --help' lists them")
@@ -166,9 +166,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     _require_plain(path, values)
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"{path} holds {type(values).__name__}, expected sections such as 'loss:' with settings under them"
-        )
+        raise ConfigError(f"{path} holds {type(values).__name__}, expected sections such as 'loss:' with settings")
     trust.note(values, path)
     return values
 

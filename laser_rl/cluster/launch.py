@@ -38,9 +38,7 @@ def run_cluster(
 ) -> Result:
     """Run a sweep on a cluster; ConfigError for what cannot be sent there, before anything is started."""
     if directory is None:
-        raise ConfigError(
-            "a sweep on a cluster needs a run directory: its checkpoints are all that outlives it; give one"
-        )
+        raise ConfigError("a sweep on a cluster needs a run directory: only its checkpoints outlive it; give one")
     require_possible(sweep, cluster, **around)
     kind = LockStep if sweep.base.run.runtime == "serial" else ClusterSupervisor
     with joined(cluster.address):

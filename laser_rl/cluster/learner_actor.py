@@ -236,9 +236,7 @@ class LearnerActor:
 
     def take(self) -> int:
         if not self._source.take(IN_STEP_S):
-            raise TimeoutError(
-                f"the learner of member {self._start.member} has waited {IN_STEP_S:.0f} s for its runner"
-            )
+            raise TimeoutError(f"the learner of member {self._start.member} waited {IN_STEP_S:.0f} s for its runner")
         return self.training.steps
 
     def learn(self) -> None:

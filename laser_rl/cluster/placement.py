@@ -84,9 +84,7 @@ def shares_of(cpus: Sequence[float], gpus: Sequence[float], *, members: int, run
         )
     cards = 0 if device == "cpu" else int(sum(gpus))
     if device.startswith("cuda") and not cards:
-        raise ConfigError(
-            f"device {device!r} was asked for, but no node of the cluster has a GPU; use --run.device cpu"
-        )
+        raise ConfigError(f"device {device!r} is asked for, but no node of the cluster has a GPU; use --run.device cpu")
     on_a_card = -(-members // cards) if cards else 0
     return Shares(_floored(1 / many), _floored(1 / on_a_card) if cards else 0.0)
 

@@ -18,8 +18,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from laser_rl.checkpoint import Mended, SegmentEntry, write_segment
-from laser_rl.checkpoint.segments import follow
+from laser_rl.checkpoint import Mended, SegmentEntry
 from laser_rl.cluster.calls import AnswerLost, Backoff, LongPoll, awaited, kill
 from laser_rl.cluster.placement import NodeWatch
 from laser_rl.cluster.shard import ShardClient, ShardPlan, ShardReport
@@ -30,35 +29,29 @@ from laser_rl.replay.memory_estimate import estimate, resolve_codec
 from laser_rl.replay.memory_layout import Codec, pack, unpack
 from laser_rl.replay.store import Replay
 from laser_rl.training.directory import RunDirectory
-from laser_rl.training.saving import Segments
+from laser_rl.training.saving import SEGMENT_UNROLLS, Segments
 from laser_rl.training.settings import SweepConfig
 from laser_rl.types import UnrollLayout, Unrolls
 
 log = logging.getLogger("laser_rl.training")
 STEADY_S = 60.0  # a shard that dies sooner than this may do so again: too little memory, a node that is going
 NUMBERS = 10_000  # of shards, that each of several stores has to itself
-AT_ONCE = 1024  # unrolls in a segment; they are held uncompressed while it is written
 WHO = "the checkpoint"
+Shards = Callable[[], Sequence[ShardClient]]  # those that there are now
 
 
 class ReplayFiles(Segments):
-    """The files of one replay store that lies in shards; `shards` returns those that there are now."""
+    """The files of one replay store that lies in `shards`."""
 
-    def __init__(
-        self, run_dir: Path, layout: UnrollLayout, store: int, shards: Callable[[], Sequence[ShardClient]]
-    ) -> None:
+    def __init__(self, run_dir: Path, layout: UnrollLayout, store: int, shards: Shards) -> None:
         super().__init__(run_dir, layout, store)
         self._shards = shards
-        self._first = self._next = 0  # numbers on disk, without those of other stores
-        self._until: dict[int, int] = {}  # by shard: before which id its unrolls have been written
-        self._reached = 0, 0, dict[int, int]()  # these three, before the last checkpoint
 
     def write(self, replay: Replay | None = None) -> dict[str, int]:
         """Write what is new in all shards; returns what `fill` needs to know. A shard that is lost meanwhile is left out."""
-        self._before = (list(self.entries), self._streams.copy())
-        self._reached = (self._first, self._next, dict(self._until))
-        held = sum(self._write_shard(shard) for shard in self._shards())
-        self._first = max(self._first, self._next - held)
+        self._before = self._written()
+        count = sum(self._write_shard(shard) for shard in self._shards())
+        self._first = max(self._first, self._next - count)
         self.entries = [entry for entry in self.entries if entry.last_id - self._base >= self._first]
         return {"first_id": self._first, "next_id": self._next}
 
@@ -66,26 +59,17 @@ class ReplayFiles(Segments):
         try:
             first, end = awaited(shard.report(), WHO, str(shard), ANSWER_S).span
             start = max(first, self._until.get(shard.number, 0))
-            for begin in range(start, end, AT_ONCE):
-                ids = np.arange(begin, min(begin + AT_ONCE, end))
+            for begin in range(start, end, SEGMENT_UNROLLS):
+                ids = np.arange(begin, min(begin + SEGMENT_UNROLLS, end))
                 gathered = awaited(shard.gather(ids), WHO, str(shard), ANSWER_S)
-                unrolls, number = unpack(self._layout, unseal(self._layout, gathered.encoded)), self._base + self._next
-                if count := len(unrolls.member):
-                    previous = follow(self._streams, number, unrolls, oldest=self._base + self._first)
-                    self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
-                    self._next += count
+                unrolls = unpack(self._layout, unseal(self._layout, gathered.encoded))
+                self._append(self._next, unrolls, oldest=self._first)
+                self._next += len(unrolls.member)
                 self._until[shard.number] = int(ids[-1]) + 1
         except (AnswerLost, TimeoutError) as error:
             log.warning("%s is not in this checkpoint, or not all of it: %s", shard, error)
             return 0
         return end - first
-
-    def revert(self) -> bool:
-        if whole := super().revert():
-            self._first, self._next, self._until = self._reached
-        else:  # under numbers that were never given
-            self._first, self._until = self._next, {}
-        return whole
 
     def fill(
         self, replay: Replay, entries: tuple[SegmentEntry, ...], ids: Mapping[str, int], damaged: Collection[str] = ()
@@ -244,7 +228,7 @@ class Replays:
         return ShardPlan(layout, steps, number * NUMBERS, codec=replay.codec, budget_bytes=budget)
 
     def views(self, members: int) -> list[Replay]:
-        shards: list[Callable[[], Sequence[ShardClient]]] = [lambda one=one: one.shards for one in self.supervisors]  # type: ignore[misc]
+        shards: list[Shards] = [lambda one=one: one.shards for one in self.supervisors]  # type: ignore[misc]
         views = [cast("Replay", ShardedReplay(self._layout, one, ahead=0)) for one in shards]
         return views if len(views) == members else views * members
 

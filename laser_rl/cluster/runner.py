@@ -224,10 +224,8 @@ class Runner:
         seed, begun = config.run.seed, bool(start.steps or start.life)
         first = start.in_step and start.runners == 1 and not begun  # with the seeds of a run in one process
         after = "" if first else f"/{start.steps}/runner-{start.runner}/life-{start.life}"
-        name, own_seed = config.environment.id, derive(seed, f"environments{after}")
-        environments = make_environments(
-            name, config.environment, seed=own_seed, lockstep=start.in_step, slots=len(own)
-        )
+        name, drawn = config.environment.id, derive(seed, f"environments{after}")
+        environments = make_environments(name, config.environment, seed=drawn, lockstep=start.in_step, slots=len(own))
         network = seeded_network(config, environments.spec, None)
         torch.set_num_threads(threads_of(config, network) if start.in_step else start.threads)
         policy = Policy(network, family_of(environments.spec.action), seed=derive(seed, f"actions{after}"))

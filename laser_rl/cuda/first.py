@@ -176,9 +176,7 @@ def frame(pictures: Tensor) -> Tensor:
     n, planes, height, width = pictures.shape
     size = n * (height + 2) * (width + 2) * planes
     if size >= 2**31:
-        raise ValueError(
-            f"{n} pictures of {height}×{width}×{planes} at once are too many for 32-bit places; take fewer"
-        )
+        raise ValueError(f"{n} pictures of {height}×{width}×{planes} at once are too many for 32-bit places; use fewer")
     # The padding of the last picture's last row reads a few bytes beyond it.
     out = torch.empty(size + 3 * planes + 16, dtype=torch.uint8, device=pictures.device)[:size]
     out = out.view(n, height + 2, width + 2, planes)

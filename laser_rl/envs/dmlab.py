@@ -109,9 +109,7 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
     ) -> None:
         path, lab = lab_level(level, test=test), _load(level)
         if actions not in ACTIONS:
-            _refuse(
-                level, f"the option actions to be one of {', '.join(map(str, ACTIONS))}", repr(actions), "correct it"
-            )
+            _refuse(level, f"the option actions to be one of {', '.join(map(str, ACTIONS))}", repr(actions), "fix it")
         config: dict[str, Any] = {"width": width, "height": height, "logLevel": "WARN"}
         if test:
             config |= {"allowHoldOutLevels": "true", "mixerSeed": HELD_OUT_SEEDS}

@@ -217,9 +217,7 @@ def make_renderable(
 ) -> Env:
     """One environment whose `render()` gives RGB frames; its observations are those of training, before they are flattened."""
     if isinstance(source, gymnasium.vector.VectorEnv):
-        raise EnvironmentRefused(
-            "expected one environment to look at, got a vector of them; hand in its id or constructor"
-        )
+        raise EnvironmentRefused("expected one environment to look at, got a vector; hand in its id or constructor")
     if not isinstance(source, str):
         return BorrowedEnv(source) if isinstance(source, gymnasium.Env) else source()
     if is_mixture(source):

@@ -41,9 +41,7 @@ class Convention(Task):
         none = (0.0,) * self.modes
         self.bonus, self.late_bonus = self.bonus or none, self.late_bonus or none
         if not len(self.bonus) == len(self.late_bonus) == self.modes:
-            raise ValueError(
-                f"bonus {self.bonus} and late_bonus {self.late_bonus} need {self.modes} numbers, one a mode"
-            )
+            raise ValueError(f"bonus {self.bonus} and late_bonus {self.late_bonus} need {self.modes} numbers, one each")
         # Seen: "choose now", or the cue; nothing after the last answer.
         self.spec = EnvironmentSpec("laser/Convention", ObservationSpec((1 + self.modes,)), DiscreteActions(self.modes))
         # The mode that pays most, and every answer right. Undiscounted.

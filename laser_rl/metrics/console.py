@@ -185,9 +185,7 @@ class Console:
             values = {**self._settings[member], **{name: one for name, one in newest.items() if one is not None}}
             settings = ", ".join(_short(values.get(name)) for name in names)
             counts = f"{seen.steps:,}", f"{seen.updates:,}", _short(returns.get(member))
-            trusted = [
-                display.share(one) if math.isfinite(one) else display.NONE for one in _trusted(member, seen.values)
-            ]
+            trusted = [display.share(it) if math.isfinite(it) else display.NONE for it in _trusted(member, seen.values)]
             cells = [f"{member} best" if member == best else str(member), *[settings] * bool(names), *counts, *trusted]
             table.add_row(*map(Text, cells), style="bold" if member == best else None)
         page = Table.grid()

@@ -222,9 +222,7 @@ class Tracking:
             self._failed = True
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             install = f"; pip install 'laser-rl[{self.tracker}]'" if isinstance(error, ModuleNotFoundError) else ""
-            log.warning(
-                "%s fails and gets no more rows (%s%s); the run goes on without it", self.tracker, said, install
-            )
+            log.warning("%s fails and gets no more rows (%s%s); the run goes on", self.tracker, said, install)
 
     def _run_of(self, member: int) -> _Run:
         if member not in self._runs:
@@ -254,10 +252,7 @@ def trackers(
                 write_json(book_path(folder, tracker), {"ids": {}})
     settings = [flat_settings(config.model_dump(mode="json")) for config in configs]
     common = {key: value for key, value in settings[0].items() if all(one.get(key) == value for one in settings)}
-    runs = {
-        member: TrackedRun(f"{name}-member-{member:02d}", own, folder, group=name)
-        for member, own in enumerate(settings)
-    }
+    runs = {k: TrackedRun(f"{name}-member-{k:02d}", own, folder, group=name) for k, own in enumerate(settings)}
     single, every = TrackedRun(name, common, folder), TrackedRun(f"{name}-all", common, folder, group=name)
     runs[ALL] = single if len(configs) == 1 else every
     return [Tracking(tracker, runs, folder) for tracker in wanted]

@@ -57,9 +57,7 @@ def build_network(
     """A network for an environment, from our parts or a user's torso; `pixel_control_cell` 0 leaves that head out."""
     shape = stacked_shape(spec.observation, stack)
     if config.normalise_observation and spec.observation.pictures:
-        raise ConfigError(
-            f"network.normalise_observation is for vectors, observations of {spec.name} have pictures; leave it out"
-        )
+        raise ConfigError(f"network.normalise_observation is for vectors, {spec.name} has pictures; leave it out")
     words, instruction, parts = spec.observation.words, None, spec.observation.parts
     if words:
         shape = (shape[0], shape[1] - 1, shape[2])

@@ -164,16 +164,14 @@ def _wide_back(
 def _narrow(framed: Tensor, scale: float, sections: Sequence[tuple[Section, Section]], kept: Kept | None) -> Tensor:
     learns = kept is not None
     x = framed
-    for number, (section, low) in enumerate(sections):
+    for number, (part, low) in enumerate(sections):
         if number == 0:
-            x, _, index = first(
-                framed, section.weight, section.bias, scale, rectified=False, choice=learns, dtype=DTYPE
-            )
+            x, _, index = first(framed, part.weight, part.bias, scale, rectified=False, choice=learns, dtype=DTYPE)
         else:
             _keep(kept, x)
-            x, _, index = pool(own.convolve(x, own.taps(low.weight)), section.bias, rectified=False, choice=learns)
+            x, _, index = pool(own.convolve(x, own.taps(low.weight)), part.bias, rectified=False, choice=learns)
         _keep(kept, index)
-        for (w1, _, w2, _), (_, b1, _, b2) in zip(low.blocks, section.blocks, strict=True):
+        for (w1, _, w2, _), (_, b1, _, b2) in zip(low.blocks, part.blocks, strict=True):
             y = own.convolve(x, own.taps(w1), b1, rectify=True, rectified=True)
             _keep(kept, x, y)
             x = own.convolve(y, own.taps(w2), b2, residual=x)

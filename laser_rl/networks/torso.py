@@ -162,9 +162,7 @@ def build_torso(config: NetworkConfig, shape: tuple[int, ...]) -> nn.Module:
     if name == "mlp":
         return MLP(shape, config.hidden)
     if not picture:
-        raise ConfigError(
-            f"torso {name} reads pictures [C, H, W], these observations have shape {shape}; use torso mlp"
-        )
+        raise ConfigError(f"torso {name} reads pictures [C, H, W], observations here have shape {shape}; use torso mlp")
     if name == "impala":
         return ImpalaDeep(shape, config.width)
     if name == "cnn":
@@ -272,9 +270,7 @@ class ObservationNormaliser(nn.Module):
         self.spread: Tensor
         for name, start in moments.initial(shape)._asdict().items():
             self.register_buffer(name, start)
-        self.shift, self.scale = (
-            nn.Parameter(value(shape), requires_grad=False) for value in (torch.zeros, torch.ones)
-        )
+        self.shift, self.scale = (nn.Parameter(make(shape), requires_grad=False) for make in (torch.zeros, torch.ones))
 
     @property
     def moments(self) -> moments.Moments:

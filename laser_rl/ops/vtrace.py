@@ -66,10 +66,8 @@ def vtrace(
         trace = discount * (rho if clip_c == clip_rho else clipped_ratio(log_ratio, clip_c))
         td_error = reward + discount * next_value - value
         # `where`, not a product with the mask: what stands in a row that is not learnable may be NaN, and NaN · 0 is NaN.
-        nothing = td_error.new_zeros(())
-        gain = backward_recurrence(
-            torch.where(learnable, rho * td_error, nothing), torch.where(learnable, trace, nothing)
-        )
+        zero = td_error.new_zeros(())
+        gain = backward_recurrence(torch.where(learnable, rho * td_error, zero), torch.where(learnable, trace, zero))
         next_target = next_value + torch.cat([gain[1:], torch.zeros_like(gain[:1])])
         return Estimate(value + gain, reward + discount * next_target - value, rho)
 

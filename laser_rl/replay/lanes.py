@@ -135,9 +135,7 @@ class Lanes(Sampler):
             if not self._seen:
                 raise ConfigError(f"expected a whole episode in the replay, but none fits: {why}")
             if not self._waiting:
-                log.warning(
-                    "no whole episode is in the replay at the moment, and learning waits until one has ended: %s", why
-                )
+                log.warning("no whole episode is in the replay now, and learning waits until one has ended: %s", why)
         self._seen, self._waiting = self._seen or found, not found
         return found
 

@@ -115,13 +115,11 @@ def pack(layout: UnrollLayout, unrolls: Unrolls) -> Packed:
         if array.dtype.kind == "f" and not np.isfinite(cast("NDArray[np.floating]", array)).all():
             raise ValueError(f"{name} holds numbers that are not finite; nothing non-finite may enter the replay")
     sizes = shape_of(layout)
-    structured = np.zeros(count, sizes.record)
+    rows = np.zeros(count, sizes.record)
     for name in unrolls._fields[1:]:
-        structured[name] = getattr(unrolls, name)
+        rows[name] = getattr(unrolls, name)
     frames = np.array(unrolls.observation, copy=True, order="C").reshape(-1).view(np.uint8)
-    return Packed(
-        structured.view(np.uint8).reshape(count, sizes.record_bytes), frames.reshape(count, sizes.frames_bytes)
-    )
+    return Packed(rows.view(np.uint8).reshape(count, sizes.record_bytes), frames.reshape(count, sizes.frames_bytes))
 
 
 def unpack(layout: UnrollLayout, packed: Packed) -> Unrolls:
@@ -141,9 +139,8 @@ def allocate(layout: UnrollLayout, columns: int, *, pin: bool = False, stacked: 
     sizes = shape_of(layout)
     rows, stack = (layout.steps + 1, sizes.stack) if stacked else (sizes.frame_rows, 1)
     records = torch.zeros(columns, sizes.record_bytes, dtype=torch.uint8, pin_memory=pin)
-    return views(
-        layout, Parts(records, torch.zeros(columns, rows, stack * sizes.frame_bytes, dtype=torch.uint8, pin_memory=pin))
-    )
+    frames = torch.zeros(columns, rows, stack * sizes.frame_bytes, dtype=torch.uint8, pin_memory=pin)
+    return views(layout, Parts(records, frames))
 
 
 def views(layout: UnrollLayout, parts: Parts) -> Batch:
@@ -165,9 +162,7 @@ def parts_of(layout: UnrollLayout, batch: Batch) -> Parts:
     parts: Parts | None = getattr(batch, "parts", None)
     if parts is not None and parts.records.shape[1] == shape_of(layout).record_bytes:
         return parts
-    raise ValueError(
-        "the batch does not lie in two blocks of this layout; make it with laser_rl.replay.memory_layout.allocate"
-    )
+    raise ValueError("the batch does not lie in two blocks of this layout; make it with memory_layout.allocate")
 
 
 def windows(layout: UnrollLayout, frames: Bytes, rows: int) -> Bytes:

@@ -74,9 +74,7 @@ class Counts:
         replayed = int(np.floor(replay_fraction * batch_size + 0.5))
         if 0 < replay_fraction < 1:
             if batch_size == 1:
-                raise ConfigError(
-                    f"a replay fraction of {replay_fraction} needs two unrolls a batch, got 1; use 0 or 1"
-                )
+                raise ConfigError(f"a replay fraction of {replay_fraction} needs 2 unrolls a batch, got 1; use 0 or 1")
             replayed = min(max(replayed, 1), batch_size - 1)
         return cls(batch_size - replayed, replayed)
 

@@ -15,7 +15,7 @@ instruction it is at, and a number of 8 bytes is one: no number is ever half wri
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, cast
 
 import numpy as np
@@ -60,6 +60,14 @@ class _Ring:
         for word in (FIRST, NEXT) if first_id > self._count[NEXT] else (NEXT, FIRST):
             self._count[word] = first_id
         self._count[UNSETTLED] = 0
+
+    def first_after(self, count: int, size: int) -> int:
+        """The first id held now that an insert of `count` unrolls, of `size` compressed bytes together, leaves; a later one if none."""
+        first, over = self._count[FIRST], self._count[COMPRESSED] + size - (self._budget_bytes or 0)
+        after = max(first, self._count[NEXT] + count - self._capacity)
+        if self._budget_bytes is None or over <= 0:
+            return after
+        return max(after, first + 1 + int(np.searchsorted(self._room.length[self.held()].cumsum(), over)))
 
     def insert(self, packed: Packed, members: NDArray[np.int32], blocks: Iterable[memoryview]) -> int:
         """Add unrolls, with a budget their compressed `blocks` instead of the frames; returns the id of the first."""
@@ -149,6 +157,8 @@ class Replay:
             weakref.finalize(self, os.close, self._room.file)
         self.lock: threading.Lock | SharedLock = self._room.lock  # of all processes, if the store is shared
         self._ring = _Ring(self._room, self.budget_bytes)
+        # Asked before an insert after which the first id held is what its argument returns; it returns when those before may leave.
+        self.keep: Callable[[Callable[[], int]], None] | None = None
 
     @classmethod
     def attach(cls, layout: UnrollLayout, handle: Handle) -> "Replay":
@@ -207,6 +217,8 @@ class Replay:
         else:
             blocks = packed.blocks() if packed.codec == "zstd" else compress(packed.frames)
         members = cast("NDArray[np.int32]", fields_of(packed.records, self.layout)["member"])
+        if self.keep is not None:
+            self.keep(lambda: self._ring.first_after(len(members), sum(block.nbytes for block in blocks)))
         with self.lock:
             begin = self._ring.insert(packed, members, blocks)
         return np.arange(begin, begin + len(members))

@@ -123,15 +123,13 @@ def curve_lines(
     return lines
 
 
-def _values(
-    rows: Sequence[Mapping[str, Any]], member: int, steps: int, bucket_steps: int, tasks: Sequence[str]
-) -> Floats:
+def _values(rows: Sequence[Mapping[str, Any]], member: int, steps: int, bucket: int, tasks: Sequence[str]) -> Floats:
     means = []
     for task in tasks or (None,):
         episodes = episodes_of(rows, frames_a_step=1, member=member, task=task)
         # A turn of all slots may end a few steps after the run's last one.
         within = episodes._replace(frames=np.minimum(episodes.frames, steps))
-        means.append(bucketed(within, bucket_frames=bucket_steps, total_frames=steps))
+        means.append(bucketed(within, bucket_frames=bucket, total_frames=steps))
     return agent_curve(normalised(means, references_of(tuple(tasks)))) if tasks else means[0]
 
 

@@ -3,13 +3,13 @@
 import contextlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from laser_rl import checkpoint
 from laser_rl.checkpoint import Loaded, Mended, RunLock, Snapshot, guarded, lock, manifest
 from laser_rl.checkpoint.guarded import Damaged, fitting
+from laser_rl.checkpoint.segments import row_bytes
 from laser_rl.checkpoint.snapshot import flat, grouped, member_name
 from laser_rl.config import Config
 from laser_rl.disk import is_temporary, write_json
@@ -19,7 +19,9 @@ from laser_rl.metrics.log import FILE, MetricsLog
 from laser_rl.replay.store import Replay
 from laser_rl.training import saving
 from laser_rl.training.files import CONFIG, LIMIT_BYTES, SETTINGS, SWEEP, described, is_sweep, read_sweep, require_same
+from laser_rl.training.saving import Arrays, MemberState, Writer
 from laser_rl.training.settings import SweepConfig
+from laser_rl.training.stall import join
 from laser_rl.training.trainer import Run, Trainer
 
 log = logging.getLogger("laser_rl.training")
@@ -27,6 +29,7 @@ _MARKS = {CONFIG: {"environment", "network", "replay", "loss", "run"}, SWEEP: {"
 _EVENTS = re.compile(r"events\.out\.tfevents\.\d{10}\.\d+\.[0-9a-f]{8}")  # as `TensorBoardLog` names them
 _STEP = re.compile(r"step-\d{12,18}.*")
 _MOST_NAMED = 3
+ASIDE_BYTES = 16 << 20  # of new unrolls and parameters, from which on a thread writes them: less takes milliseconds
 
 
 class RunDirectory:
@@ -66,31 +69,48 @@ class RunDirectory:
             raise
         # By store; those of a cluster's shards are put here from outside.
         self.segments: dict[int, saving.Segments] = {}
+        self._writer = Writer(Path, lambda: None)  # the newest
 
-    def save(self, trainer: Trainer) -> Path:
-        """A checkpoint of all members: new unrolls become segments, everything else one folder. `NoSpace` if the disk is full."""
+    def save(self, trainer: Trainer, *, aside: bool = True) -> Writer:
+        """A checkpoint of all members as they are now. Learning goes on while a thread writes, if there is much to write."""
         states = [saving.member_state(training) for training in trainer.trainings]
-        return self.write(trainer, states, trainer.group.actor_state())
+        return self.write(trainer, states, trainer.group.actor_state(), aside=aside)
 
-    def write(self, run: Run, states: Sequence[saving.MemberState], actors: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Whole or not at all: new segments of the run's stores are removed again if the checkpoint fails."""
+    def write(self, run: Run, states: Sequence[MemberState], actors: Arrays, *, aside: bool = False) -> Writer:
+        """New unrolls become segments, everything else one folder: whole or not at all. The result raises `NoSpace` if the disk is full.
+
+        If a thread writes `aside`, a replay waits before it would replace an unroll that is not copied yet.
+        """
         step, tensors = run.steps, {member_name(number): flat(state.tensors) for number, state in enumerate(states)}
-        try:
-            replays = [self._files_of(number, store).write(store) for number, store in enumerate(run.stores)]
-            segments = [entry for files in self.segments.values() for entry in files.entries]
-            numbers = {"members": [state.numbers for state in states], "trainer": run.state_dict()}
-            state = {**numbers, "replays": replays, SETTINGS: described(self.settings)}
-            snapshot = Snapshot(step=step, tensors={**actors, **tensors}, state=state, segments=segments)
-            self.log.flush()
-            return checkpoint.write(self.path, snapshot, keep=self.settings.base.run.keep_checkpoints)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                checkpoint.remove_unnamed(self.path)
-            for files in self.segments.values():
-                files.revert()
-            if isinstance(error, OSError) and is_full(error):
-                raise saving.NoSpace(self.path, step, error) from error
-            raise
+        numbers = {"members": [state.numbers for state in states], "trainer": run.state_dict()}
+        stores, files, keep = run.stores, self._files(run.stores), self.settings.base.run.keep_checkpoints
+        new = [own.begin(store) * row_bytes(store.layout) for own, store in zip(files, stores, strict=True)]
+        self.log.flush()
+
+        def write() -> Path:
+            try:
+                replays = [own.write(store) for own, store in zip(files, stores, strict=True)]
+                state = {**numbers, "replays": replays, SETTINGS: described(self.settings)}
+                segments = [entry for own in self.segments.values() for entry in own.entries]
+                snapshot = Snapshot(step=step, tensors={**actors, **tensors}, state=state, segments=segments)
+                return checkpoint.write(self.path, snapshot, keep=keep)
+            except BaseException as error:
+                with contextlib.suppress(OSError):
+                    checkpoint.remove_unnamed(self.path)
+                for own in self.segments.values():
+                    own.revert()
+                if isinstance(error, OSError) and is_full(error):
+                    raise saving.NoSpace(self.path, step, error) from error
+                raise
+
+        self._writer = Writer(write, lambda: [own.copied for own in files])
+        if aside and sum(new) + sum(one.nbytes for own in tensors.values() for one in own.values()) >= ASIDE_BYTES:
+            for own, store in zip(files, stores, strict=True):
+                store.keep = own.keep
+            self._writer.start()
+        else:
+            self._writer.run()
+        return self._writer
 
     def restore(self, trainer: Trainer) -> bool:
         """Load the newest checkpoint that verifies, with what is left of a damaged replay; False if none was ever written."""
@@ -116,8 +136,8 @@ class RunDirectory:
     def fill(self, stores: Sequence[Replay], loaded: Loaded) -> Mended | None:
         """Load the replays of a checkpoint; of damaged ones what can be read, with a warning that names what is lost."""
         names, ids = {problem.path.name for problem in loaded.damaged}, loaded.state["replays"]
-        each = enumerate(stores)
-        found = [self._files_of(at, store).fill(store, loaded.segments, ids[at], names) for at, store in each]
+        each = zip(self._files(stores), stores, ids, strict=True)
+        found = [files.fill(store, loaded.segments, own, names) for files, store, own in each]
         mended = [one for one in found if one is not None]
         if not mended:
             return None
@@ -134,11 +154,16 @@ class RunDirectory:
         return whole
 
     def close(self) -> None:
+        """Nothing writes there any more; a checkpoint under way is given up."""
+        for files in self.segments.values():
+            files.closed = True
+        join(self._writer, "the run directory", "the checkpoint's writer to end")
         self.log.close()
         self._lock.release()
 
-    def _files_of(self, number: int, store: Replay) -> saving.Segments:
-        return self.segments.setdefault(number, saving.Segments(self.path, store.layout, number))
+    def _files(self, stores: Sequence[Replay]) -> list[saving.Segments]:
+        each = enumerate(stores)
+        return [self.segments.setdefault(at, saving.Segments(self.path, store.layout, at)) for at, store in each]
 
 
 def _require_usable(path: Path, settings: str | None, *, fresh: bool) -> None:

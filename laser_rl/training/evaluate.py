@@ -120,9 +120,7 @@ def load_trained(run_dir: Path, member: str | int | None = None) -> Trained:
 def newest(run_dir: Path, replay: ReplayCheck = "unread") -> Loaded:
     loaded = checkpoint.latest(run_dir, replay=replay)
     if loaded is None:
-        raise ConfigError(
-            f"{run_dir} holds no checkpoint yet; '{command_for('resume', run_dir)}' goes on until it does"
-        )
+        raise ConfigError(f"{run_dir} has no checkpoint yet; '{command_for('resume', run_dir)}' goes on until it does")
     return loaded
 
 
@@ -158,9 +156,7 @@ def chosen_member(run_dir: Path, member: str | int | None = None) -> int | None:
     if member in {None, "best"}:
         leader = best(standing(run_dir))
         if leader is None:
-            raise ConfigError(
-                f"{run_dir} has neither evaluations nor returns yet, so no member is best; name one by number"
-            )
+            raise ConfigError(f"{run_dir} has neither evaluations nor returns yet, so none is best; name one by number")
         return leader.member
     count = len(read_sweep(run_dir).settings)
     if not str(member).isdecimal() or int(str(member)) >= count:

@@ -81,9 +81,7 @@ def chosen_task(environment: str, task: str | None) -> tuple[str, Mapping[str, A
     tasks = tasks_of(environment)
     chosen = next(iter(tasks)) if task is None else task
     if chosen not in tasks:
-        raise ConfigError(
-            f"expected a task of {environment}, one of {', '.join(tasks)}, got {task!r}; name one of these"
-        )
+        raise ConfigError(f"expected a task of {environment}, one of {', '.join(tasks)}, got {task!r}; name one")
     return chosen, tasks[chosen]
 
 

@@ -116,7 +116,11 @@ def _require_code(sweep: SweepConfig) -> None:
 def run(trainer: Trainer, *, evaluate_at_end: bool = True) -> Result:
     """Act and learn up to the members' target; save, evaluate and save at the end. Signals ask all of that to end."""
     with signals(trainer.stop), steps_told(trainer.trainings):
-        act_and_learn(trainer)
+        try:
+            act_and_learn(trainer)
+        except Exception:
+            trainer.settle()  # a checkpoint under way is what the run goes on from
+            raise
         trainer.stop.request(FINISHED)
         trainer.report()
         if evaluate_at_end:

@@ -76,7 +76,7 @@ def require_real(name: str, values: Iterable[Any]) -> None:
         found = [functools.reduce(getattr, full_name(name).split("."), override(Config(), {name: v})) for v in values]
     except ConfigError as error:
         raise ValueError(
-            f"{error}; a tuned setting is a real number, and one that has a range needs limits inside it"
+            f"{error}; a tuned setting is a real number, one with a range needs limits inside it"
         ) from None
     if not all(isinstance(value, float) for value in found):
         raise ValueError(f"{name} cannot be searched or tuned: expected a setting of real numbers")
@@ -160,9 +160,7 @@ def order_of(exploit: Exploit) -> dict[str, Any]:
     """As strict JSON: a score that is not a number is null; what only a search says is left out elsewhere."""
     record = copy.deepcopy(exploit._asdict())
     record |= {name: None for name in SCORES if math.isnan(record[name])}
-    return {
-        name: value for name, value in record.items() if exploit.trial is not None or name not in {"trial", "ended"}
-    }
+    return {name: one for name, one in record.items() if exploit.trial is not None or name not in {"trial", "ended"}}
 
 
 def exploit_of(record: Mapping[str, Any]) -> Exploit:

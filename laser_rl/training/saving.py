@@ -4,7 +4,9 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +29,15 @@ from laser_rl.replay.store import ATTEMPTS, Evicted, Replay, outrun
 from laser_rl.training.build import keep_in_step
 from laser_rl.training.files import command_for, read_sweep
 from laser_rl.training.member_training import MemberTraining
+from laser_rl.training.stall import StallWarning, join
 from laser_rl.types import UnrollLayout, Unrolls
 
 log = logging.getLogger("laser_rl.training")
-SEGMENT_UNROLLS = 4096
+SEGMENT_UNROLLS = 1024  # held uncompressed while it is written; copied under the replay's lock, for which a learner waits milliseconds
+KEEP_S = 0.001
 STORE_IDS = 1 << 40  # numbers of unrolls on disk that each of several stores has to itself
 MENDED = "replay_mended"  # the event that says what is lost of a damaged replay
+Arrays = Mapping[str, Mapping[str, Any]]
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
 
@@ -46,6 +51,8 @@ class MemberState(NamedTuple):
 def member_state(training: MemberTraining) -> MemberState:
     member, mixer = training.member, training.member.mixer.state_dict()
     tensors, learner = member.learner.state_dict()
+    # Here and not in the thread that writes: a copy from a GPU while the learner captures a graph would spoil that.
+    tensors = {group: {name: one.cpu() for name, one in own.items()} for group, own in tensors.items()}
     arrays = {name: value for name, value in mixer.items() if isinstance(value, np.ndarray)}
     numbers = {
         "learner": learner,
@@ -100,33 +107,59 @@ class Segments:
         self._folder, self._layout, self._base = run_dir / checkpoint.REPLAY, layout, store * STORE_IDS
         self.entries: list[SegmentEntry] = []
         self._streams = Streams()
-        self._before = (self.entries, self._streams)
+        self._first = self._next = 0  # numbers on disk of a store in shards, without those of other stores
+        self._until: dict[int, int] = {}  # by shard: before which id its unrolls have been written
+        self._before = self._written()
+        # What a checkpoint holds, and before which id of that the store may let go; nothing more is to be written.
+        self._held, self.copied, self.closed = (0, 0), 0, False
 
-    def write(self, replay: Replay) -> dict[str, int]:
-        self._before = (list(self.entries), self._streams.copy())
+    def _written(self) -> tuple[Any, ...]:
+        return list(self.entries), self._streams.copy(), self._first, self._next, dict(self._until)
+
+    def begin(self, replay: Replay) -> int:
+        """The next `write` is of what the store holds now; returns how many unrolls of that are not on disk."""
         # `next_id` is read before `first_id`: other processes may insert in between, and both have to fit into the store together.
         last = replay.next_id
         first = min(last, replay.first_id)
+        self._held, self.copied, self._before = (first, last), first, self._written()
+        if self.entries:
+            self.copied = max(first, self.entries[-1].last_id + 1 - self._base)
+        return last - self.copied
+
+    def write(self, replay: Replay) -> dict[str, int]:
+        """Write what is new; returns what `fill` needs to know."""
+        first, last = self._held
         self.entries = [entry for entry in self.entries if entry.last_id - self._base >= first]
-        start = max(first, self.entries[-1].last_id + 1 - self._base if self.entries else 0)
-        while start < last:
-            begin, unrolls = _exported(replay, start, min(start + SEGMENT_UNROLLS, last))
-            if begin > start:  # writers in other processes have replaced what is missing, and all before it
+        while self.copied < last:
+            begin, unrolls = _exported(replay, self.copied, min(self.copied + SEGMENT_UNROLLS, last))
+            if begin > self.copied:  # writers in other processes have replaced what is missing, and all before it
                 first, self.entries = begin, []
-            start = begin + len(unrolls.member)
-            number = self._base + begin
-            previous = follow(self._streams, number, unrolls, oldest=self._base + first)
-            if len(unrolls.member):
-                self.entries.append(write_segment(self._folder, self._layout, number, unrolls, previous))
+            self.copied = begin + len(unrolls.member)
+            self._append(begin, unrolls, oldest=first)
         return {"first_id": first, "next_id": last}
 
-    def revert(self) -> bool:
-        """The checkpoint was not written, and what `write` has added is removed; False if a file of before is gone: all is written anew."""
-        self.entries, self._streams = self._before
-        whole = all((self._folder / entry.name).exists() for entry in self.entries)
-        if not whole:
-            self.entries, self._streams = [], Streams()
-        return whole
+    def _append(self, number: int, unrolls: Unrolls, oldest: int) -> None:
+        if self.closed:
+            raise RuntimeError("the run directory was closed while a checkpoint was being written")
+        previous = follow(self._streams, self._base + number, unrolls, oldest=self._base + oldest)
+        if len(unrolls.member):
+            self.entries.append(write_segment(self._folder, self._layout, self._base + number, unrolls, previous))
+
+    def keep(self, first: Callable[[], int]) -> None:
+        """Before the replay lets go of all before `first`: wait until the checkpoint's writer has copied what it needs of them."""
+        waiting = StallWarning("the learner", "the checkpoint's writer to copy the oldest unrolls of the replay")
+        while self.copied < self._held[1] and self.copied < first():
+            waiting.again()
+            time.sleep(KEEP_S)
+        waiting.over()
+
+    def revert(self) -> None:
+        """The checkpoint was not written, and what `write` has added is removed; all is written anew if a file of before is gone."""
+        self.copied = self._held[1]
+        if all((self._folder / entry.name).exists() for entry in self._before[0]):
+            self.entries, self._streams, self._first, self._next, self._until = self._before
+        else:  # of shards under numbers that were never given
+            self.entries, self._streams, self._first, self._until = [], Streams(), self._next, {}
 
     def fill(
         self, replay: Replay, entries: tuple[SegmentEntry, ...], ids: Mapping[str, int], damaged: Collection[str] = ()
@@ -217,6 +250,29 @@ def _fill(replay: Replay, run_dir: Path, loaded: Loaded, members: int) -> None:
                 f"the replay of {run_dir} does not fit this agent: its unrolls have another shape. Use the same environment, frame_stack "
                 f"and unroll_steps as there ({error})"
             ) from None
+
+
+class Writer(threading.Thread):
+    """Writes one checkpoint: `start` it, and learning goes on meanwhile, or `run` it here; `result` is its path, or raises."""
+
+    def __init__(self, write: Callable[[], Path], progress: Callable[[], object]) -> None:
+        super().__init__(name="checkpoint", daemon=True)  # a second Ctrl-C does not wait for it
+        self._write, self._progress, self._written = write, progress, Path()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._written = self._write()
+        except BaseException as error:
+            self._error = error
+        del self._write  # it holds a copy of all parameters
+
+    def result(self) -> Path:
+        """Wait for it, as long as it gets on."""
+        join(self, "the learner", "the checkpoint's writer", self._progress)
+        if self._error is not None:
+            raise self._error
+        return self._written
 
 
 class NoSpace(UserError):

@@ -197,11 +197,7 @@ class SearchState:
 
     def state_dict(self) -> dict[str, Any]:
         records = [{**asdict(trial), "reports": [*map(list, trial.reports.items())]} for trial in self.trials]
-        return {
-            "trial_steps": self.trial_steps,
-            "trials": records,
-            "history": [order_of(exploit) for exploit in self.history],
-        }
+        return {"trial_steps": self.trial_steps, "trials": records, "history": [order_of(one) for one in self.history]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.trial_steps = int(state["trial_steps"])  # a run that goes on for more steps has other ones by default

@@ -116,9 +116,7 @@ def member_configs(base: Config, settings: Sequence[Mapping[str, Any]]) -> tuple
         for name in own:
             full = full_name(name)
             if reason := _SHARED.get(full):
-                raise ConfigError(
-                    f"member {k}: {full} cannot differ between members: {reason}; set it in the base configuration"
-                )
+                raise ConfigError(f"member {k}: {full} cannot differ between members: {reason}; set it in the base")
             if full in named:
                 raise ConfigError(f"member {k}: {named[full]} and {name} are the same setting; give one of them")
             named[full] = name
@@ -162,9 +160,7 @@ class SweepConfig(Frozen):
         if bool(self.random) != bool(self.draws):
             raise ValueError("random and draws belong together: distributions, and how many members to draw")
         if empty := [name for name, values in self.grid.items() if not values]:
-            raise ValueError(
-                f"grid: the list of {empty[0]} is empty, so there is no member; give a value or leave it out"
-            )
+            raise ValueError(f"grid: the list of {empty[0]} is empty: there is no member; give a value or leave it out")
         count = max(math.prod(map(len, self.grid.values())) if self.grid else 0, self.draws, len(self.members))
         if count > MOST_MEMBERS:
             raise ValueError(f"{count:,} members were asked for, expected at most {MOST_MEMBERS:,}; leave values out")
@@ -173,9 +169,7 @@ class SweepConfig(Frozen):
                 f"run.devices is {self.base.run.devices}, but members of a sweep have a device each; leave it out, or train one agent"
             )
         if self.pbt is not None and self.pbt.score_low is not None and len(tasks_of(self.base.environment.id)) > 1:
-            raise ValueError(
-                "scores of a mixture of tasks are normalised already; leave pbt.score_low and score_high out"
-            )
+            raise ValueError("scores of a mixture of tasks are normalised; leave pbt.score_low and score_high out")
         if self.search is not None:
             self._require_search(self.search)
         return self

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,10 +67,14 @@ class Gate:
         self._lock.release()
 
 
-def join(thread: threading.Thread, who: str, whom: str) -> None:
-    waiting = StallWarning(who, whom)
+def join(thread: threading.Thread, who: str, whom: str, progress: Callable[[], object] = lambda: None) -> None:
+    """Wait for its end; each `progress`, a value that is another one than at the last look, begins the wait anew."""
+    waiting, before = StallWarning(who, whom), progress()
     while thread.is_alive():
         thread.join(PATIENCE_S)
+        if (now := progress()) != before:
+            before = now
+            waiting.over()
         if thread.is_alive():
             waiting.again()
     waiting.over()

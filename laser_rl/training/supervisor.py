@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -38,7 +37,7 @@ from laser_rl.training.member_process import GpuSemaphore, SharedStateStore, Sta
 from laser_rl.training.member_training import MemberTraining, Progress
 from laser_rl.training.pbt import order_of
 from laser_rl.training.process_handle import ProcessHandle
-from laser_rl.training.saving import MENDED, MemberState, load_learner, packed, parsed, published, warm_start
+from laser_rl.training.saving import MENDED, MemberState, Writer, load_learner, packed, parsed, published, warm_start
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import SAY_AFTER_S, StallWarning
 from laser_rl.training.stop import Stop, signals
@@ -181,8 +180,8 @@ class SweepSupervisor(Run, ABC):
                 if not Progress(step, update, kind, numbers, member).told(self._callbacks):
                     self.stop.request("a callback")
 
-    def _checkpoint(self) -> Path:
-        """A checkpoint of what is published; open episodes and unrolls under way are not in it."""
+    def _checkpoint(self) -> Writer:
+        """Write what is published, here: no member waits for it; open episodes and unrolls under way are not in it."""
         states = [parsed(self._states.get(number)) for number in range(self._states.members)]
         for number, state in enumerate(states):
             state.numbers["training"]["steps"] = int(self._states.steps[number])

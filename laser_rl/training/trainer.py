@@ -24,7 +24,7 @@ from laser_rl.training.evaluate import Result
 from laser_rl.training.member_group import MemberGroup
 from laser_rl.training.member_training import Callback, MemberTraining, Pause
 from laser_rl.training.pbt import PbtState
-from laser_rl.training.saving import NoSpace
+from laser_rl.training.saving import NoSpace, Writer
 from laser_rl.training.search import SearchState
 from laser_rl.training.settings import SweepConfig
 from laser_rl.training.stall import StepBarrier, Steps
@@ -49,12 +49,13 @@ class Run:
         trainings: Sequence[MemberTraining],
         sinks: Sequence[Sink],
         stop: Stop,
-        save: Callable[[], Path] | None,
+        save: Callable[[], Writer] | None,
     ) -> None:
         self.settings, self.trainings, self.sinks, self.stop = settings, list(trainings), list(sinks), stop
         self.stores = stores_of(training.member for training in self.trainings)
         self.saved: Path | None = None
         self._save, self._next_save = save, 0
+        self._writer: Writer | None = None  # of the checkpoint under way
         self._pause_s = self._retry_at = 0.0  # while there is no space for a checkpoint
         seed = settings.base.run.seed
         self.population: PbtState | SearchState | None = None  # decides what members go on with
@@ -82,14 +83,22 @@ class Run:
         due = 0 < self._next_save <= self.steps
         if due:  # planned at once, so that a checkpoint does not ask for itself again
             self._plan_save()
-        return time.monotonic() >= self._retry_at if self._pause_s else due
+        return self._writer is None and time.monotonic() >= self._retry_at if self._pause_s else due
 
     def save(self, *, last: bool = True) -> None:
-        """If the disk is full that is said once, and tried again later, more and more seldom; `NoSpace` at the `last` chance."""
-        if self._save is None:
+        """Begin a checkpoint, after the one before it; wait until it is written at the `last` chance."""
+        if self._save is not None:
+            self.settle()
+            self._writer = self._save()
+            self.settle(wait=last, last=last)
+
+    def settle(self, *, wait: bool = True, last: bool = False) -> None:
+        """The end of a checkpoint under way. A full disk is said once, then tried more and more seldom; `NoSpace` at the `last` chance."""
+        if self._writer is None or (self._writer.is_alive() and not wait):
             return
+        writer, self._writer = self._writer, None
         try:
-            self.saved = self._save()
+            self.saved = writer.result()
         except NoSpace as error:
             if last:
                 raise
@@ -200,7 +209,7 @@ class Trainer(Run):
         *,
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
-        save: "Callable[[Trainer], Path] | None" = None,
+        save: "Callable[[Trainer], Writer] | None" = None,
         steps: Steps | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -260,6 +269,7 @@ class Trainer(Run):
         """In this order, so that a checkpoint has all rows of its step before it; other threads are paused while state is taken."""
         for training in self.trainings:
             training.between(paused)
+        self.settle(wait=False)
         self.exploit()
         # Not at the very end: `launch` saves there, after the last rows. A checkpoint before them would let a resumed run write them twice.
         if self.goes_on() and self._save_is_due():

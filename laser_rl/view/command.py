@@ -34,9 +34,7 @@ class Dashboard:
 
         missing = ", ".join(str(path) for path in self.run_dirs if not path.is_dir())
         if missing:
-            raise ConfigError(
-                f"expected directories of runs, got {missing}, which is none; see 'laser dashboard --help'"
-            )
+            raise ConfigError(f"expected directories of runs, got {missing}, no run; see 'laser dashboard --help'")
         token, listening = chosen_token(), listening_socket(self.port)
         access = Access(token, listening.getsockname()[1])
         print(f"dashboard: {access.link}", flush=True)

@@ -23,9 +23,7 @@ _SEEDS = (
 _BANDS = "Lines: means over runs. Bands: lowest to highest run, where all have numbers. Of a sweep: its best member at each time."
 _RUNS = "A line a directory; of a sweep, its best member at each time."
 _BEST = "Of a sweep, the numbers of its best member."
-_POINTS = (
-    "Each setting that differs, against the score; a point is a run or a member of a sweep, the best one has a ring."
-)
+_POINTS = "Each setting that differs, against the score; a point is a run or a member, the best one has a ring."
 _TRUSTED = "The share of replayed steps that the learner can use: its policy is close enough to the one that acted."
 _SAME = "All other settings are the same in all directories. – where a directory does not say."
 

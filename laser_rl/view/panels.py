@@ -176,9 +176,7 @@ def _trials(subject: Subject, asked: Asked) -> Data:
 
 def _sentence(one: Exploit) -> str:
     scores = f" (score {display.short(one.score)} against {display.short(one.donor_score)})"
-    texts = {
-        name: [f"{values[name]:.3g}" for values in (one.before, one.after) if name in values] for name in one.after
-    }
+    texts = {name: [f"{side[name]:.3g}" for side in (one.before, one.after) if name in side] for name in one.after}
     moved = [f"{name} from {ends[0]} to {ends[1]}" for name, ends in texts.items() if len(set(ends)) > 1]
     changed = f"changed {' and '.join(moved)}" if moved else "kept its settings"
     known = math.isfinite(one.score) and math.isfinite(one.donor_score)

@@ -200,9 +200,7 @@ def listening_socket(port: int) -> socket.socket:
             raise OSError("there is no such port")  # noqa: TRY301 - told like any other
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:
-        raise ConfigError(
-            f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0 for any"
-        ) from error
+        raise ConfigError(f"port {port} of {HOST} cannot be used: {error}; choose another --port, or 0") from error
 
 
 def server_of(runs: Runs, access: Access, listening: socket.socket) -> uvicorn.Server:

@@ -104,5 +104,5 @@ def test_members_with_statistics_of_their_own_learn_in_turn():
 
 
 def test_pictures_are_refused():
-    with pytest.raises(ConfigError, match=r"is for vectors, observations of x have pictures; leave it out"):
+    with pytest.raises(ConfigError, match=r"is for vectors, x has pictures; leave it out"):
         network((1, 8, 8))

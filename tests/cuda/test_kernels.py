@@ -125,7 +125,7 @@ def test_first_shows_weights_that_are_not_finite():
 
 def test_too_many_pictures_are_refused():
     pictures = torch.empty(1, dtype=torch.uint8).expand(80_000, 4, 84, 84)
-    with pytest.raises(ValueError, match="take fewer"):
+    with pytest.raises(ValueError, match="use fewer"):
         first.frame(pictures)
 
 

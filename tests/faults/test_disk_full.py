@@ -15,7 +15,7 @@ from laser_rl.errors import UserError
 from laser_rl.metrics.log import MetricsLog, read
 from laser_rl.training import trainer as space
 from laser_rl.training.build_group import build_group
-from laser_rl.training.saving import NoSpace
+from laser_rl.training.saving import NoSpace, Writer
 from laser_rl.training.settings import SweepConfig
 from tests.checkpoint.inputs import forked, outcome
 from tests.faults.disk import Disk, assert_in_order, mounted, unmount
@@ -261,12 +261,17 @@ def test_the_pause_between_tries_grows_to_five_minutes(monkeypatch):
     monkeypatch.setattr(space, "FIRST_S", 2.0)
     failed = []
 
-    def write(trainer):
+    def write():
         failed.append(now[0])
         raise NoSpace(space.Path(), 1, OSError(28, "No space left on device"))
 
+    def save(trainer):
+        writer = Writer(write, lambda: None)
+        writer.run()
+        return writer
+
     group = build_group(SweepConfig(base=small()))
-    trainer = space.Trainer(SweepConfig(base=small()), group, save=write)
+    trainer = space.Trainer(SweepConfig(base=small()), group, save=save)
     trainer.save(last=False)
     while now[0] < 3600:
         now[0] += 0.5

@@ -34,8 +34,12 @@ class Recorded:
             for _ in range(unrolls):
                 self.cut(self.store)
                 if dice.random() < 0.1:
-                    self.files.write(self.store)
-            self.ids = self.files.write(self.store)
+                    self.written()
+            self.ids = self.written()
+
+    def written(self):
+        self.files.begin(self.store)
+        return self.files.write(self.store)
 
     def cut(self, store):
         """One more unroll of any stream; now and then its worker dies before."""
@@ -156,6 +160,7 @@ def damage_and_mend(folder, seed, layout):
     kept = recorded.rows_in(store)
     episodes_in(store, kept)
     drawn += replayed(store, kept, dice)
+    files.begin(store)
     written = files.write(store)  # all of it anew, beside what older checkpoints name
     again, _, nothing = Recorded.mended(_Files(recorded, files, written), set())
     assert nothing is None

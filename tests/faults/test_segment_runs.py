@@ -157,6 +157,7 @@ def test_writers_that_replace_the_oldest_meanwhile_do_not_end_a_checkpoint(tmp_p
 
     monkeypatch.setattr(saving, "SEGMENT_UNROLLS", 8)
     monkeypatch.setattr(store, "export", outrun)
+    files.begin(store)
     ids = files.write(store)
     monkeypatch.undo()
     assert ids == {"first_id": 3, "next_id": 20}

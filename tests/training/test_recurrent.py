@@ -279,7 +279,7 @@ def test_lanes_are_drawn_anew_once_for_a_checkpoint_with_batches_ahead(tmp_path)
             assert (member.mixer.state_dict()["sampler.next"] >= 0).any() == (not ahead)
             assert member.mixer.filled == member.learner.version
             member.mixer.filled += 1  # as if a batch were on its way
-            directory.save(trainer)
+            directory.save(trainer).result()
     finally:
         directory.close()
 

@@ -423,7 +423,7 @@ def test_separate_replays_come_back_under_their_own_ids(tmp_path):
         store = trainer.stores[1]
         if more:
             store.insert(store.export(np.arange(store.first_id, store.first_id + more)))
-            directory.save(trainer)
+            directory.save(trainer).result()
         trainer.group.close()
         directory.close()
     before, after = spans
