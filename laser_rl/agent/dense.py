@@ -89,7 +89,7 @@ class Dense:
     def _seen(self, observation: Tensor) -> Tensor:
         flat = self._network.prepared(self._network.without_mask(observation).flatten(0, 1))
         assert isinstance(flat, Tensor)  # noqa: S101 - it has no parts
-        return self._apart(flat.view(*observation.shape[:2], -1))
+        return self._apart(flat.reshape(*observation.shape[:2], -1))  # pictures lie channels-last
 
     def _apart(self, rows: Tensor) -> Tensor:
         """[T+1, B, n] → [K, rows of a member, n]."""

@@ -98,13 +98,14 @@ def test_a_network_that_has_diverged_has_a_gradient_that_is_not_finite():
     assert not found.learnable[2, 1]
 
 
-def made(seed, *, separate=False, mask=0, normalised=False):
+def made(seed, *, separate=False, mask=0, normalised=False, pictures=False):
     torch.manual_seed(seed)
-    value_torso = MLP((4,), (5,)) if separate else None
+    shape = (2, 1, 2) if pictures else (4,)
+    value_torso = MLP(shape, (5,)) if separate else None
     normaliser = ObservationNormaliser((4,)) if normalised else None
-    seen = ObservationSpec((4 + mask,), scale=0.5, mask=mask)
+    seen = ObservationSpec((4 + mask,) if mask else shape, scale=0.5, mask=mask)
     network = AgentNetwork(
-        MLP((4,), (8, 6)), parameter_size=ACTIONS, value_torso=value_torso, normaliser=normaliser, observation=seen
+        MLP(shape, (8, 6)), parameter_size=ACTIONS, value_torso=value_torso, normaliser=normaliser, observation=seen
     )
     torch.nn.init.orthogonal_(network.policy_head.weight)
     for layer in network.modules():
@@ -131,6 +132,7 @@ def observations(members, mask):
         (1, {"separate": True}),
         (1, {"mask": ACTIONS}),
         (1, {"normalised": True}),
+        (1, {"pictures": True}),
         (3, {}),
         (3, {"separate": True, "mask": ACTIONS}),
     ],
@@ -144,6 +146,8 @@ def test_layers_say_and_learn_what_the_networks_do(members, more):
         Dense(networks[0], flats[0].places, value, gradient),
         observations(members, more.get("mask", 0)),
     )
+    if "pictures" in more:
+        observation = observation.view(T + 1, B, 2, 1, 2)
     output = dense.forward(observation)
     by_policy, by_value = torch.randn_like(output.policy), torch.randn_like(output.value)
     if "mask" in more:
