@@ -15,6 +15,7 @@ import torch
 from benchmarks.cpu import TASKS, UNROLL, keep, package
 from laser_rl.agent import learner
 from laser_rl.agent.actor import Actor
+from laser_rl.agent.dense import Dense
 from laser_rl.agent.memory_state import Recurrent
 from laser_rl.agent.parameters import Optimiser
 from laser_rl.agent.policy import Policy
@@ -32,8 +33,11 @@ WATCHED: list[tuple[Any, str, str, str | None]] = [
     (Mixer, "fill", "batches", None),
     (learner.Learner, "update", "statistics and rest of an update", None),
     (Recurrent, "unroll", "forward", "statistics and rest of an update"),
-    (learner, "loss_of", "loss", "statistics and rest of an update"),
+    (Dense, "forward", "forward", "statistics and rest of an update"),
+    (learner, "laser_loss", "loss", "statistics and rest of an update"),
+    (learner, "numpy_loss", "loss", "statistics and rest of an update"),
     (torch.autograd, "grad", "backward", "statistics and rest of an update"),
+    (Dense, "backward", "backward", "statistics and rest of an update"),
     (Optimiser, "step", "optimiser", "statistics and rest of an update"),
 ]
 PARTS = tuple(dict.fromkeys(name for _, _, name, _ in WATCHED))
