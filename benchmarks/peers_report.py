@@ -175,8 +175,10 @@ def compact(runs: Runs) -> str:
 
 def draw(runs: Runs, path: Path) -> None:
     """A panel a task: the mean over seeds and its range."""
-    figure = Figure(figsize=(15, 2.9 * -(-len(runs) // _COLUMNS)), layout="constrained")
-    axes = list(figure.subplots(-(-len(runs) // _COLUMNS), _COLUMNS, squeeze=False).flat)
+    across = min(_COLUMNS, len(runs))
+    down = -(-len(runs) // across)
+    figure = Figure(figsize=(3 * across, 2.9 * down), layout="constrained")
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
     for axis, (task, by_arm) in zip(axes, runs.items(), strict=False):
         for arm, by_seed in by_arm.items():
             steps = next(iter(by_seed.values()))["steps"]
