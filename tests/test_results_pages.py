@@ -266,14 +266,16 @@ def test_what_is_said_of_pictures_is_in_their_rows_and_the_recipe_is_the_best_th
     assert not {row["seed"] for row in ours} & {row["seed"] for row in tuned}
     assert "Pictures/Breakout-v0" in {row["task"] for row in tuned}
     assert not {"Pictures/SpaceInvaders-v0", "Pictures/LavaGapS5-v0"} & {row["task"] for row in tuned}
-    says(
-        "docs/results/pictures/README.md",
-        f"A run took {seconds:.0f} s of processor time (median): {30_000 / seconds:.0f} steps a second.",
-        f"[{len(tuned)} runs]",
-    )
     [best] = [
         row
         for row in tuned
         if row["last100"] == max(one["last100"] for one in tuned if one["task"] == "Pictures/Breakout-v0")
     ]
+    [before] = [row for row in tuned if '"optimiser.schedule": "linear"' in row["settings"]]
+    says(
+        "docs/results/pictures/README.md",
+        f"A run took {seconds:.0f} s of processor time (median): {30_000 / seconds:.0f} steps a second.",
+        f"[{len(tuned)} runs]",
+        f"took {before['cpu_seconds']:.0f} s on Breakout where this one took {best['cpu_seconds']:.0f}.",
+    )
     assert override(recipes.pictures(), json.loads(best["settings"])) == recipes.pictures()
