@@ -32,10 +32,12 @@ import gymnasium
 import numpy as np
 import yaml
 
+from benchmarks.pictures import OWN
+
 ROOT = Path(__file__).parents[1]
 WINDOW, POINTS = 100, 20
 Episodes = list[tuple[int, float]]  # step at which it ended, return
-TASKS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+TASKS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()) | OWN
 
 
 class Job(NamedTuple):
@@ -112,12 +114,29 @@ def learn_peer(job: Job) -> tuple[Episodes, float]:
     if settings.pop("normalize", False):
         environments = VecNormalize(environments, gamma=settings["gamma"])
     algorithm = sb3.SAC if job.arm == "sac" else sb3.PPO
-    model = algorithm("MlpPolicy", environments, seed=job.seed, device="cpu", **settings)
+    policy = "CnnPolicy" if job.task in OWN else "MlpPolicy"
+    model = algorithm(policy, environments, seed=job.seed, device="cpu", **settings)
     begin = time.perf_counter()
     model.learn(job.steps, callback=Watch())
     seconds = time.perf_counter() - begin
     environments.close()
     return episodes, seconds
+
+
+def learn_nothing(job: Job) -> tuple[Episodes, float]:
+    """Actions drawn uniformly."""
+    env, episodes, total = gymnasium.make(job.task), Episodes(), 0.0
+    env.action_space.seed(job.seed)
+    env.reset(seed=job.seed)
+    begin = time.perf_counter()
+    for step in range(1, job.steps + 1):
+        _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        total += float(reward)
+        if terminated or truncated:
+            episodes.append((step, total))
+            total = 0.0
+            env.reset()
+    return episodes, time.perf_counter() - begin
 
 
 def zoo_settings(written: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +163,7 @@ ARMS: dict[str, tuple[str, Callable[[Job], tuple[Episodes, float]]]] = {
     "ppo": ("PPO", learn_peer),
     "ppo-zoo": ("PPO, zoo", learn_peer),
     "sac": ("SAC", learn_peer),
+    "random": ("random", learn_nothing),
 }
 OURS = ("default", "recipe")
 
@@ -205,7 +225,12 @@ def planned(arguments: argparse.Namespace) -> list[Job]:
     for seed in arguments.seeds:
         for name in arguments.tasks:
             task, actions = TASKS[name], gymnasium.make(name).action_space
-            fits = {"sac": isinstance(actions, gymnasium.spaces.Box), "recipe": "recipe" in task}
+            fits = {
+                "sac": isinstance(actions, gymnasium.spaces.Box),
+                "recipe": "recipe" in task,
+                "ppo-zoo": "zoo" in task,
+                "random": name in OWN,
+            }
             arms = [arm for arm in arguments.arms if fits.get(arm, True)]
             jobs += [
                 Job(name, arm, seed, arguments.steps or task["steps"], changed if arm in OURS else "{}") for arm in arms
@@ -272,7 +297,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="train what is not in the file yet")
-    running.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    running.add_argument("--tasks", nargs="+", choices=TASKS, default=[name for name in TASKS if name not in OWN])
     running.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     running.add_argument("--steps", type=int, help="environment steps; the default is each task's own")

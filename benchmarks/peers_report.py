@@ -1,6 +1,7 @@
 """Tables and curves of `peers.py`: what each agent came to, and ours less each peer's."""
 
 import csv
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +13,12 @@ from benchmarks.peers import ARMS, OURS, POINTS, TASKS
 from laser_rl.research.verdicts import holm, p_value, t_interval
 
 LEVEL, NEVER = 0.05, float("inf")
-BEGIN, END = (
-    "<!-- peers: made by `python -m benchmarks.peers publish benchmarks/results/peers.jsonl` -->",
-    "<!-- peers end -->",
+MARKED = re.compile(
+    r"(<!-- (\w+): made by `python -m benchmarks\.peers publish [^`]+` -->\n).*?(<!-- \2 end -->)", re.DOTALL
 )
-COLOURS = {"default": "#0072b2", "recipe": "#56b4e9", "ppo": "#d55e00", "ppo-zoo": "#e69f00", "sac": "#009e73"}
+COLOURS = {
+    "default": "#0072b2", "recipe": "#56b4e9", "ppo": "#d55e00", "ppo-zoo": "#e69f00", "sac": "#009e73", "random": "#999999",
+}  # fmt: skip
 _COLUMNS = 5  # of curves
 Row = Mapping[str, Any]
 Runs = dict[str, dict[str, dict[int, Row]]]  # by task, arm and seed
@@ -89,12 +91,18 @@ def report(rows: Iterable[Row]) -> str:
 def line(task: str, arm: str, runs: Sequence[Mapping[str, Any]]) -> str:
     """What one agent came to on one task; medians count a run that did not solve it as the slowest."""
     mean, half = t_interval([row["last100"] for row in runs])
+    digits = max(1, digits_of(task))
     solved = [row["solved_at"] or NEVER for row in runs]
     middle = statistics.median_low(solved)
     count = "–" if runs[0]["threshold"] is None else f"{sum(at < NEVER for at in solved)} of {len(runs)}"
     when = "–" if middle == NEVER else f"{middle:,}"
     seconds = statistics.median(row["seconds"] for row in runs)
-    return f"| {task} | {shown(arm)} | {len(runs)} | {mean:.1f} ± {half:.1f} | {count} | {when} | {seconds:.0f} |"
+    return f"| {task} | {shown(arm)} | {len(runs)} | {mean:.{digits}f} ± {half:.{digits}f} | {count} | {when} | {seconds:.0f} |"
+
+
+def digits_of(task: str) -> int:
+    """Digits that a task's returns have in a table."""
+    return int(TASKS.get(task.partition(",")[0], {}).get("digits", 0))
 
 
 def differences(task: str, by_arm: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[Difference]:
@@ -127,19 +135,18 @@ def publish(rows: Iterable[Row], folder: Path) -> None:
             ["task", "agent", "seeds", "mean", "half_interval", "solved", "median_steps", "longest_dip", "seconds"]
         )
         for task, by_arm in runs.items():
-            table.writerows([task, *_summary(arm, list(by_seed.values()))] for arm, by_seed in by_arm.items())
+            table.writerows([task, *_summary(task, arm, list(by_seed.values()))] for arm, by_seed in by_arm.items())
     with (folder / "differences.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([*Difference._fields, "p_holm", "better"])
         for one, adjusted, better in compared(runs):
             table.writerow([*one[:4], *(f"{number:.4g}" for number in (*one[4:], adjusted)), better])
     page = folder / "README.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{compact(runs)}\n\n{END}{rest.partition(END)[2]}")
+    page.write_text(MARKED.sub(lambda found: f"{found[1]}\n{compact(runs)}\n\n{found[3]}", page.read_text()))
 
 
-def _summary(arm: str, runs: Sequence[Row]) -> list[str | int]:
-    cells = [cell.strip() for cell in line("", arm, runs).split("|")]
+def _summary(task: str, arm: str, runs: Sequence[Row]) -> list[str | int]:
+    cells = [cell.strip() for cell in line(task, arm, runs).split("|")]
     mean, _, half = cells[4].partition(" ± ")
     dips = [row["dip"] for row in runs if row.get("dip") is not None]
     return [*cells[2:4], mean, half, cells[5], cells[6], max(dips, default="–"), cells[7]]
@@ -152,7 +159,7 @@ def compact(runs: Runs) -> str:
     lines = [f"| task | {' | '.join(ARMS[arm][0] for arm in shown_arms)} |", "|---" * (len(shown_arms) + 1) + "|"]
     for task, by_arm in runs.items():
         ours = "recipe" if "recipe" in by_arm else "default"
-        cells = []
+        cells, digits = [], digits_of(task)
         for arm in shown_arms:
             runs_of_arm = [row["last100"] for row in by_arm.get(arm, {}).values()]
             if not runs_of_arm:
@@ -160,16 +167,18 @@ def compact(runs: Runs) -> str:
                 continue
             mean, half = t_interval(runs_of_arm)
             mark = {"ours": " \\*", "peer": " ×"}.get(verdicts.get((task, ours, arm), ""), "")
-            interval = f" ± {half:.0f}" if len(runs_of_arm) > 1 else ""
-            cells.append(f"{mean:.0f}{interval} ({len(runs_of_arm)}){mark}")
+            interval = f" ± {half:.{digits}f}" if len(runs_of_arm) > 1 else ""
+            cells.append(f"{mean:.{digits}f}{interval} ({len(runs_of_arm)}){mark}")
         lines.append(f"| {task.removesuffix(' steps')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def draw(runs: Runs, path: Path) -> None:
     """A panel a task: the mean over seeds and its range."""
-    figure = Figure(figsize=(15, 2.9 * -(-len(runs) // _COLUMNS)), layout="constrained")
-    axes = list(figure.subplots(-(-len(runs) // _COLUMNS), _COLUMNS, squeeze=False).flat)
+    across = min(_COLUMNS, len(runs))
+    down = -(-len(runs) // across)
+    figure = Figure(figsize=(3 * across, 2.9 * down), layout="constrained")
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
     for axis, (task, by_arm) in zip(axes, runs.items(), strict=False):
         for arm, by_seed in by_arm.items():
             steps = next(iter(by_seed.values()))["steps"]

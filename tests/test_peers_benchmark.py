@@ -1,5 +1,6 @@
 """The harness beside stable-baselines3: what it measures, that it goes on, and the statistics of its report."""
 
+import itertools
 import json
 
 import numpy as np
@@ -8,6 +9,9 @@ import scipy.stats
 
 from benchmarks import peers, peers_report
 from benchmarks.peers import Job, judged, main
+from laser_rl import LASER
+
+BEGIN, END = "<!-- peers: made by `python -m benchmarks.peers publish FILE` -->", "<!-- peers end -->"
 
 
 def test_the_measure_is_the_mean_of_the_last_hundred_episodes_within_the_steps():
@@ -106,7 +110,7 @@ def test_the_report_has_students_intervals_and_paired_tests_with_holms_rule():
 
 
 def test_the_page_has_a_line_a_task_and_marks_who_is_better(tmp_path):
-    (tmp_path / "README.md").write_text(f"Above.\n\n{peers_report.BEGIN}\nold\n{peers_report.END}\n\nBelow.\n")
+    (tmp_path / "README.md").write_text(f"Above.\n\n{BEGIN}\nold\n{END}\n\nBelow.\n")
     means = {"default": 300, "ppo": 100, "ppo-zoo": 500, "sac": 299}
     rows = [row(arm, seed, mean + seed * (1 + (arm == "sac"))) for arm, mean in means.items() for seed in range(5)]
     peers_report.publish(rows, tmp_path)
@@ -130,8 +134,26 @@ def test_every_task_is_known_to_gymnasium_and_its_recipe_to_us():
     for name, task in peers.TASKS.items():
         assert peers.gymnasium.spec(name).id == name
         assert task.get("recipe") in {None, "pendulum"}
-        assert task["steps"] >= 100_000
-        assert {"gamma", "n_envs"} <= task["zoo"].keys()
+        if name not in peers.OWN:
+            assert task["steps"] >= 100_000
+            assert {"gamma", "n_envs"} <= task["zoo"].keys()
+
+
+@pytest.mark.parametrize("name", peers.OWN)
+def test_the_harness_draws_colour_pictures_of_its_own_tasks_and_they_get_the_recipe_for_pictures(name):
+    with LASER(name, seed=1) as agent:
+        assert agent.config.recipe == "pictures"
+    seen = peers.gymnasium.make(name).reset(seed=1)[0]
+    assert (seen.shape, seen.dtype) == ((64, 64, 3), np.uint8)
+    assert len(np.unique(seen.reshape(-1, 3), axis=0)) >= 3
+
+
+def test_the_random_policy_is_the_same_again_and_its_returns_are_those_of_episodes():
+    job = Job("Pictures/Empty-Random-6x6-v0", "random", 3, 600)
+    (episodes, _), (again, _) = peers.learn_nothing(job), peers.learn_nothing(job)
+    assert episodes == again
+    assert all(0 <= value < 1 for _, value in episodes)
+    assert all(before < after <= 600 for (before, _), (after, _) in itertools.pairwise(episodes))
 
 
 @pytest.mark.slow

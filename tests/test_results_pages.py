@@ -1,14 +1,16 @@
 """What the prose of README and results says is what the kept runs give; `test_made_pages.py` has the tables."""
 
 import csv
+import json
 import re
 import statistics
 from pathlib import Path
 
-from benchmarks import entropy, search, search_report, width, width_report
+from benchmarks import entropy, peers, search, search_report, width, width_report
 from benchmarks.learning_report import REPLAY, ends_of
 from benchmarks.sharing import BOUNDS
 from laser_rl import recipes
+from laser_rl.config import override
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 ROOT = RESULTS.parents[1]
@@ -253,3 +255,27 @@ def test_what_is_said_of_sharing_is_in_the_table_of_differences():
     share = [f"{100 * float(row):.0f}" for row in (over["difference"], over["low"], over["high"])]
     readme = (RESULTS.parents[1] / "README.md").read_text()
     assert "{} % [{}, {}] of the return, p = {}".format(*share, over["p_holm"]) in readme
+
+
+def test_what_is_said_of_pictures_is_in_their_rows_and_the_recipe_is_the_best_that_was_tried():
+    judged, tuned = (peers.rows_of(ROOT / "benchmarks" / "results" / f"pictures{end}.jsonl") for end in ("", "-tuning"))
+    ours = [row for row in judged if row["arm"] == "default"]
+    seconds = statistics.median(row["cpu_seconds"] for row in ours)
+    assert {row["steps"] for row in ours} == {30_000}
+    assert {row["settings"] for row in ours} == {"{}"}
+    assert not {row["seed"] for row in ours} & {row["seed"] for row in tuned}
+    assert "Pictures/Breakout-v0" in {row["task"] for row in tuned}
+    assert not {"Pictures/SpaceInvaders-v0", "Pictures/LavaGapS5-v0"} & {row["task"] for row in tuned}
+    [best] = [
+        row
+        for row in tuned
+        if row["last100"] == max(one["last100"] for one in tuned if one["task"] == "Pictures/Breakout-v0")
+    ]
+    [before] = [row for row in tuned if '"optimiser.schedule": "linear"' in row["settings"]]
+    says(
+        "docs/results/pictures/README.md",
+        f"A run took {seconds:.0f} s of processor time (median): {30_000 / seconds:.0f} steps a second.",
+        f"[{len(tuned)} runs]",
+        f"took {before['cpu_seconds']:.0f} s on Breakout where this one took {best['cpu_seconds']:.0f}.",
+    )
+    assert override(recipes.pictures(), json.loads(best["settings"])) == recipes.pictures()
