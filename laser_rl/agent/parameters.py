@@ -39,7 +39,9 @@ class FlatParameters:
         named = dict(network.named_parameters())
         kinds = {(p.dtype, p.device) for p in named.values()}
         if len(kinds) != 1:
-            raise ConfigError(f"a network's parameters must have one type and device, got {sorted(map(str, kinds))}")
+            raise ConfigError(
+                f"a network's parameters must have one type and one device, got {sorted(map(str, kinds))}"
+            )
         self.parameters = list(named.values())
         ends = itertools.accumulate(parameter.numel() for parameter in self.parameters)
         self.places = [

@@ -130,7 +130,7 @@ def test_a_schedule_is_a_function_of_what_remains(runtime):
     rows, settings = [], {"seed": 1, "slots": 2, "runtime": runtime}
     with LASER("laser/Catch", learning_rate=rate, **settings) as agent:
         agent.learn(600, log_every=100, callback=rows.append)
-    assert max(seen) > 0.9
+    assert max(seen) > (0.9 if runtime == "serial" else 0.5)  # threads act on while the first batch is gathered
     assert min(seen) < 0.1
     rates = [row.values["learning_rate"] for row in rows]
     assert rates == sorted(rates, reverse=True)
