@@ -26,14 +26,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
 import tyro
 
 from laser_rl import __version__
-from laser_rl.api.sweep import require_memory
 from laser_rl.disk import make_folder, write_bytes, write_json
 from laser_rl.envs.scores import tasks_of
-from laser_rl.envs.worker import die_with
 from laser_rl.errors import ConfigError, UserError, require_modules
 from laser_rl.metrics.log import MetricsLog, read
 from laser_rl.metrics.machine import machine
@@ -41,8 +38,6 @@ from laser_rl.metrics.rows import Kind
 from laser_rl.research.experiment import EXPERIMENTS, SUITES, Experiment, PlannedRun, experiment_of, planned, suite_of
 from laser_rl.research.pages import ABOUT, CURVES, TIMES, About, report, table, verdict_table, write_index
 from laser_rl.research.protocol import curve_lines
-from laser_rl.training.directory import RunDirectory
-from laser_rl.training.launch import act_and_learn, prepare, train
 from laser_rl.training.settings import SweepConfig
 
 SEEDS, SMOKE_SEEDS = 5, 2
@@ -207,6 +202,8 @@ def part_of(parts: Path, run: PlannedRun) -> Path:
 
 def perform_one(job: tuple[Path, PlannedRun], *, kept: bool) -> str:
     """Run one sweep and write its part, at once and last of all; says how it went."""
+    import torch  # noqa: PLC0415 - `laser experiment --help` does without it
+
     part, run = job
     begin, sweep, found = time.monotonic(), run.sweep, machine()
     lines = executed(sweep, run.task.bucket_steps, part.with_suffix("") if kept else None)
@@ -224,6 +221,12 @@ def perform_one(job: tuple[Path, PlannedRun], *, kept: bool) -> str:
 
 def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = None) -> list[dict[str, Any]]:
     """Run a sweep to its end, in one thread or, with a directory, as `laser sweep` does; returns a line a bucket."""
+    import torch  # noqa: PLC0415 - as above
+
+    from laser_rl.api.sweep import require_memory  # noqa: PLC0415 - they import torch
+    from laser_rl.training.directory import RunDirectory  # noqa: PLC0415
+    from laser_rl.training.launch import act_and_learn, prepare, train  # noqa: PLC0415
+
     torch.set_num_threads(1)
     require_memory(sweep)
     kinds: tuple[Kind, ...] = ("episode", "train")
@@ -314,6 +317,8 @@ def _end(process: Any) -> None:
 
 
 def _serve(connection: "Connection[Any, Any]", work: Callable[[Any], Any], job: Any, parent: int) -> None:
+    from laser_rl.envs.worker import die_with  # noqa: PLC0415 - gymnasium
+
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     connection.send(_attempt(work, job))
