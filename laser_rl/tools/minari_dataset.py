@@ -148,25 +148,23 @@ def _write(folder: Path, run_dir: Path, loaded: Loaded, member: int | None, data
             "train with a larger --replay.capacity-steps"
         )
     environment, mean = config.environment, float(np.mean(returns))
-    storage.update_metadata(
-        {
-            "dataset_id": dataset_id,
-            "minari_version": importlib.metadata.version("minari"),
-            "algorithm_name": "LASER",
-            "description": f"Whole episodes of {environment.id} out of the replay of a LASER run, after "
-            f"{loaded.step:,} steps: {len(returns):,} episodes, mean return {mean:.4g}.",
-            "laser_rl": {
-                "checkpoint_step": loaded.step,
-                "members": "all" if member is None else [member],
-                "environment": environment.id,
-                "environment_options": environment.options,
-                "tasks": list(spec.tasks),
-                "frame_stack": layout.stack,
-                "action_mask": spec.observation.mask,  # how many of the last numbers of an observation, unless it has a key of its own
-                "behaviour": f"parameters of {family}, from which each action was drawn",
-            },
-        }
-    )
+    storage.update_metadata({
+        "dataset_id": dataset_id,
+        "minari_version": importlib.metadata.version("minari"),
+        "algorithm_name": "LASER",
+        "description": f"Whole episodes of {environment.id} out of the replay of a LASER run, after "
+        f"{loaded.step:,} steps: {len(returns):,} episodes, mean return {mean:.4g}.",
+        "laser_rl": {
+            "checkpoint_step": loaded.step,
+            "members": "all" if member is None else [member],
+            "environment": environment.id,
+            "environment_options": environment.options,
+            "tasks": list(spec.tasks),
+            "frame_stack": layout.stack,
+            "action_mask": spec.observation.mask,  # how many of the last numbers of an observation, unless it has a key of its own
+            "behaviour": f"parameters of {family}, from which each action was drawn",
+        },
+    })  # fmt: skip
     disk.sync_path(folder / DATA_FILE)
     disk.sync_path(folder)
     return len(returns), storage.total_steps, mean
@@ -186,14 +184,9 @@ def _prepare(file: Path, first: int, batch: list[WholeEpisode]) -> None:
             shape = episode.observation.shape[1:]
             rows = max(1, min(len(episode.observation), CHUNK_BYTES // max(1, episode.observation[0].nbytes)))
             opened.create_group(f"episode_{number}").create_dataset(
-                "observations",
-                (0, *shape),
-                np.uint8,
-                maxshape=(None, *shape),
-                chunks=(rows, *shape),
-                compression="gzip",
-                compression_opts=GZIP_LEVEL,
-            )
+                "observations", (0, *shape), np.uint8, maxshape=(None, *shape), chunks=(rows, *shape),
+                compression="gzip", compression_opts=GZIP_LEVEL,
+            )  # fmt: skip
 
 
 def _buffer(number: int, episode: WholeEpisode, spec: EnvironmentSpec, family: Family) -> Any:
