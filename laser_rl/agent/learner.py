@@ -161,8 +161,8 @@ class Learner:
         with checks.unchecked():
             if self.device.type != "cpu":
                 batch = Batch(*(field.to(self.device, non_blocking=True) for field in batch))
-            on_host = self._launcher is None and self.team.size == 1
-            by_numpy = on_host and fits(self.family, self.loss, self.network, self.flat.value)
+            known = self._launcher is None and self.device.type == "cpu"
+            by_numpy = known and self.team.size == 1 and fits(self.family, self.loss, self.network, self.flat.value)
             dense = self._dense(parameters) if by_numpy and self.network.dense else None
             output, batch = self.recurrent.unroll(batch) if dense is None else (dense.forward(batch.observation), batch)
             if by_numpy:
@@ -179,7 +179,6 @@ class Learner:
                 torch._foreach_copy_([parameter.grad for parameter in parameters], gradients)  # type: ignore[misc]
             # Of the whole batch from here on: what is not finite on one rank is so on all, and all skip the update.
             norm = torch.linalg.vector_norm(self.team.sum(self.flat.gradient))
-            known = self._launcher is None and self.device.type == "cpu"
             finite = torch.tensor(math.isfinite(norm)) if known else norm.isfinite()
             self._clip(norm)
             if not known or finite:

@@ -25,33 +25,14 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "CHECKPOINTS",
-    "REPLAY",
-    "Loaded",
-    "Mended",
-    "Owner",
-    "RunLock",
-    "SegmentEntry",
-    "Snapshot",
-    "Streams",
-    "clear",
-    "latest",
-    "load_snapshot",
-    "newest_state",
-    "newest_step",
-    "owner",
-    "read_segment",
-    "remove_leftovers",
-    "remove_unnamed",
-    "write",
-    "write_segment",
-]
+    "CHECKPOINTS", "REPLAY", "Loaded", "Mended", "Owner", "RunLock", "SegmentEntry", "Snapshot", "Streams", "clear", "latest",
+    "load_snapshot", "newest_state", "newest_step", "owner", "read_segment", "remove_leftovers", "remove_unnamed", "write", "write_segment",
+]  # fmt: skip
+_HOMES = ("guarded", "lock", "salvage", "segments", "snapshot")  # what imports least comes first
 
 
 def __getattr__(name: str) -> Any:
-    for home in (
-        ("guarded", "lock", "salvage", "segments", "snapshot") if name in __all__ else ()
-    ):  # what imports least comes first
+    for home in _HOMES if name in __all__ else ():
         if hasattr(found := importlib.import_module(f"laser_rl.checkpoint.{home}"), name):
             return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -36,11 +36,8 @@ def status_command(arguments: list[str]) -> int:
 def status_of(run_dir: Path) -> dict[str, Any]:
     """What the files of a run directory say, as plain values; refused if it is none."""
     (environment, recipe, steps), owner = _begun_with(run_dir), checkpoint.owner(run_dir)
-    newest, history, sweep = (
-        checkpoint.newest_step(run_dir),
-        Newest.read(run_dir / FILE),
-        disk.read_json(run_dir / SWEEP),
-    )
+    newest, history = checkpoint.newest_step(run_dir), Newest.read(run_dir / FILE)
+    sweep = disk.read_json(run_dir / SWEEP)
     is_sweep = bool(sweep) or history.has_members
     members = standing_of(history, sweep if is_sweep else {"settings": [{}]})
     folder = run_dir / checkpoint.CHECKPOINTS / f"step-{newest or 0:012d}"
@@ -61,12 +58,16 @@ def _begun_with(run_dir: Path) -> tuple[str, str, int]:
     """Environment, recipe and steps; `ConfigError` if the settings cannot be used."""
     file = run_dir / (SWEEP if (run_dir / SWEEP).exists() else "config.json")
     sessions = disk.read_json(run_dir / "machine.json").get("sessions", [{}])
-    with contextlib.suppress(OSError, LookupError, TypeError), disk.open_regular(file) as opened:
+    # A checksum can be forged with the settings: what is not of these types is validated, and refused, below.
+    unusable = OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError
+    with contextlib.suppress(*unusable), disk.open_regular(file) as opened:
         data = opened.read(disk.JSON_LIMIT_BYTES)
         if zlib.crc32(data) == sessions[-1]["settings_crc32"]:
             values = json.loads(data)
             base = values.get("base", values)
-            return base["environment"]["id"], base["recipe"], base["run"]["steps"]
+            match base["environment"]["id"], base["recipe"], base["run"]["steps"]:
+                case str(environment), str(recipe), int(steps):
+                    return environment, recipe, steps
     from laser_rl.training.files import read_sweep  # noqa: PLC0415 - imports pydantic
 
     base = read_sweep(run_dir).base

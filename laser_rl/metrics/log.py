@@ -101,10 +101,8 @@ class MetricsLog:
                 if not self._full:
                     _logger().warning(
                         "no space for rows of metrics in %s: the run goes on, and the newest %d are kept in memory until there is; "
-                        "free some space",
-                        self.path,
-                        MOST_KEPT,
-                    )
+                        "free some space", self.path, MOST_KEPT,
+                    )  # fmt: skip
                 self._full = True
                 return
             self._waiting.popleft()

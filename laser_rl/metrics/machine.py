@@ -14,17 +14,8 @@ from laser_rl.disk import read_json, write_json
 
 FILE = "machine.json"
 _LIBRARIES = (
-    "laser-rl",
-    "torch",
-    "numpy",
-    "gymnasium",
-    "ale-py",
-    "minigrid",
-    "MinAtar",
-    "triton",
-    "pydantic",
-    "safetensors",
-)
+    "laser-rl", "torch", "numpy", "gymnasium", "ale-py", "minigrid", "MinAtar", "triton", "pydantic", "safetensors"
+)  # fmt: skip
 _MOST_SESSIONS = 100
 
 

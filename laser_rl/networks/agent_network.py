@@ -1,4 +1,4 @@
-"""The whole network: torso, memory, heads; and one architecture with several sets of parameters as one computation."""
+"""The whole network: torso, memory, heads."""
 
 import contextlib
 from collections.abc import Sequence

@@ -145,12 +145,8 @@ class RunDirectory:
         log.warning(
             "%d replay segments are damaged (%s): %d unrolls are lost, of %d episodes at least; the other %d are kept. "
             "The run goes on, but not bit for bit: lanes and priorities begin anew",
-            len(names),
-            "; ".join(map(str, loaded.damaged[:3])),
-            whole.lost,
-            whole.episodes,
-            whole.kept,
-        )
+            len(names), "; ".join(map(str, loaded.damaged[:3])), whole.lost, whole.episodes, whole.kept,
+        )  # fmt: skip
         return whole
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 
 import pytest
 
@@ -240,3 +241,20 @@ def test_slots_auto_is_a_number_by_the_cores_from_the_start(monkeypatch, tmp_pat
     assert recipes.by_name("atari").environment.slots == 256
     with pytest.raises(ConfigError, match="slots"):
         override(Config(), {"slots": "many"})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        b"[]",
+        b"null",
+        b"no JSON",
+        b"[" * 100_000,
+        b'{"environment": {"id": {}}, "recipe": "cartpole", "run": {"steps": "x"}}',
+    ],
+)
+def test_settings_that_are_forged_with_their_checksum_are_refused_by_status(settings, tmp_path, capsys):
+    (tmp_path / "config.json").write_bytes(settings)
+    session = {"settings_crc32": zlib.crc32(settings)}
+    (tmp_path / "machine.json").write_text(json.dumps({"sessions": [session]}))
+    refusal(capsys, "status", str(tmp_path))
