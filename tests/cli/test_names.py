@@ -245,13 +245,8 @@ def test_slots_auto_is_a_number_by_the_cores_from_the_start(monkeypatch, tmp_pat
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        b"[]",
-        b"null",
-        b"no JSON",
-        b"[" * 100_000,
-        b'{"environment": {"id": {}}, "recipe": "cartpole", "run": {"steps": "x"}}',
-    ],
+    [b"[]", b"null", b"no JSON", b"[" * 100_000, b'{"environment": {"id": {}}, "recipe": "a", "run": {"steps": "x"}}'],
+    ids=["list", "null", "no JSON", "deep", "types"],
 )
 def test_settings_that_are_forged_with_their_checksum_are_refused_by_status(settings, tmp_path, capsys):
     (tmp_path / "config.json").write_bytes(settings)
