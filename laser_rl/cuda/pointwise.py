@@ -14,14 +14,6 @@ NUMBERS = 4096  # of one program's pass
 
 
 @triton.jit
-def _bias_rectify(c, bias, out, size, C: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    kept = at < size
-    v = tl.load(c + at, mask=kept).to(tl.float32) + tl.load(bias + (at % C).to(tl.int32), mask=kept).to(tl.float32)
-    tl.store(out + at, tl.where(v < 0, 0.0, v), mask=kept)
-
-
-@triton.jit
 def _add_bias_rectify(
     x, c, bias, out, rectified, size, C: tl.constexpr, BLOCK: tl.constexpr, SUM: tl.constexpr, RECTIFIED: tl.constexpr
 ):
@@ -38,7 +30,7 @@ def _add_bias_rectify(
 @triton.jit
 def _masked(
     gradient, positive, other, out, partial, rows,
-    C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr, OTHER: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, CP)
     total = tl.zeros((BLOCK, CP), tl.float32)
@@ -46,19 +38,14 @@ def _masked(
         row = block * BLOCK + tl.arange(0, BLOCK)
         kept = (row < rows)[:, None] & (c < C)[None, :]
         at = (row.to(tl.int64) * C)[:, None] + c[None, :]
-        g = tl.load(gradient + at, mask=kept, other=0.0).to(tl.float32)
-        v = tl.where(tl.load(positive + at, mask=kept, other=0.0).to(tl.float32) > 0, g, 0.0)
-        if OTHER:
-            v += tl.load(other + at, mask=kept, other=0.0).to(tl.float32)
-        tl.store(out + at, v, mask=kept)
+        v = tl.load(gradient + at, mask=kept, other=0.0).to(tl.float32)
+        if MASK:
+            v = tl.where(tl.load(positive + at, mask=kept, other=0.0).to(tl.float32) > 0, v, 0.0)
+            if OTHER:
+                v += tl.load(other + at, mask=kept, other=0.0).to(tl.float32)
+            tl.store(out + at, v, mask=kept)
         total += v
     tl.store(partial + tl.program_id(0) * C + c, tl.sum(total, 0), mask=c < C)
-
-
-def bias_rectify(c: Tensor, bias: Tensor) -> Tensor:
-    out = torch.empty_like(c)
-    _bias_rectify[(triton.cdiv(c.numel(), NUMBERS),)](c, bias, out, c.numel(), c.shape[-1], NUMBERS, num_warps=8)
-    return out
 
 
 def add_bias_rectify(
@@ -79,36 +66,23 @@ def masked(gradient: Tensor, positive: Tensor, other: Tensor | None = None) -> t
 
     A gradient that is not finite is kept where it is let through, and only there.
     """
-    channels = gradient.shape[-1]
-    rows, wide = gradient.numel() // channels, triton.next_power_of_2(channels)
-    block = max(1, NUMBERS // wide)
     out = torch.empty_like(gradient)
-    programs = min(PROGRAMS, triton.cdiv(rows, block))
-    partial = torch.empty(programs, channels, dtype=torch.float32, device=gradient.device)
-    _masked[(programs,)](
-        gradient, positive, gradient if other is None else other, out, partial, rows,
-        channels, wide, block, other is not None, num_warps=8,
-    )  # fmt: skip
-    return out, partial.sum(0)
-
-
-@triton.jit
-def _channel_sums(x, partial, rows, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr):
-    c = tl.arange(0, CP)
-    total = tl.zeros((BLOCK, CP), tl.float32)
-    for block in range(tl.program_id(0), tl.cdiv(rows, BLOCK), tl.num_programs(0)):
-        row = block * BLOCK + tl.arange(0, BLOCK)
-        kept = (row < rows)[:, None] & (c < C)[None, :]
-        total += tl.load(x + (row.to(tl.int64) * C)[:, None] + c[None, :], mask=kept, other=0.0).to(tl.float32)
-    tl.store(partial + tl.program_id(0) * C + c, tl.sum(total, 0), mask=c < C)
+    return out, _sums(gradient, positive, other, out)
 
 
 def channel_sums(x: Tensor) -> Tensor:
     """Over all but the last dimension, in float32."""
-    channels = x.shape[-1]
-    rows, wide = x.numel() // channels, triton.next_power_of_2(channels)
+    return _sums(x, None, None, x)
+
+
+def _sums(gradient: Tensor, positive: Tensor | None, other: Tensor | None, out: Tensor) -> Tensor:
+    channels = gradient.shape[-1]
+    rows, wide = gradient.numel() // channels, triton.next_power_of_2(channels)
     block = max(1, NUMBERS // wide)
     programs = min(PROGRAMS, triton.cdiv(rows, block))
-    partial = torch.empty(programs, channels, dtype=torch.float32, device=x.device)
-    _channel_sums[(programs,)](x, partial, rows, channels, wide, block, num_warps=8)
+    partial = torch.empty(programs, channels, dtype=torch.float32, device=gradient.device)
+    _masked[(programs,)](
+        gradient, gradient if positive is None else positive, gradient if other is None else other, out, partial, rows,
+        channels, wide, block, positive is not None, other is not None, num_warps=8,
+    )  # fmt: skip
     return partial.sum(0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from laser_rl.cuda import convolution as own
 from laser_rl.cuda.first import first, first_gradient, frame
 from laser_rl.cuda.max_pool import pool, pool_gradient
-from laser_rl.cuda.pointwise import add_bias_rectify, bias_rectify, channel_sums, masked
+from laser_rl.cuda.pointwise import add_bias_rectify, channel_sums, masked
 
 log = logging.getLogger("laser_rl.networks")
 NARROW = 32
@@ -214,7 +214,7 @@ def _convolve(x: Tensor, weight: Tensor) -> Tensor:
 def _convolve_rectify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """With bias and rectified, in the library's own last step where it has one."""
     if not x.is_cuda:
-        return bias_rectify(_convolve(x, weight), bias)
+        return (_convolve(x, weight) + bias).clamp(min=0)
     out: Tensor = torch.ops.aten.cudnn_convolution_relu(nchw(x), weight, bias, [1, 1], [1, 1], [1, 1], 1)
     return out.permute(0, 2, 3, 1)
 

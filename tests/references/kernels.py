@@ -9,11 +9,6 @@ from laser_rl.networks.impala import nchw
 __all__ = ["nchw"]
 
 
-def bias_rectify(c: Tensor, bias: Tensor) -> Tensor:
-    """Twin of `laser_rl.cuda.pointwise.bias_rectify`."""
-    return (c + bias.to(c.dtype)).clamp(min=0)
-
-
 def nhwc(x: Tensor) -> Tensor:
     """And back."""
     return x.permute(0, 2, 3, 1).contiguous()
