@@ -3,12 +3,9 @@
 import argparse
 import ast
 import contextlib
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -105,16 +102,6 @@ def _text(node: ast.AST) -> str:
     return ""
 
 
-def _columns() -> int:
-    """Those of the terminal, as `shutil` finds them, which takes longer to import."""
-    with contextlib.suppress(KeyError, ValueError):
-        if (told := int(os.environ["COLUMNS"])) > 0:
-            return told
-    with contextlib.suppress(AttributeError, ValueError, OSError):
-        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
-    return 80
-
-
 def help_text(command: str, *, everything: bool) -> str:
     """What `laser COMMAND --help` or, with everything, `--help-all` prints."""
     module, owner, alone, shown = COMMANDS[command]
@@ -133,7 +120,6 @@ def help_text(command: str, *, everything: bool) -> str:
     parser = argparse.ArgumentParser(
         usage=f"laser {command} {alone} [FLAGS]",
         description=_text(source.classes[owner].body[0]),
-        formatter_class=partial(argparse.HelpFormatter, width=_columns() - 2),
         epilog=(_END if shown else "") + more,
         add_help=False,
     )
