@@ -1,8 +1,8 @@
 """MiniGrid's partial view as small pictures: seven by seven cells in front of the agent, four by four pixels each.
 
 MiniGrid copies and turns a grid of objects for every observation and fills the view cell by cell, which takes ten times as long as its
-rules do. Here the view is read off the world through a table of indices, what walls hide is found by rows of bits, and tiles come from
-a table. A test compares every cell with MiniGrid's own answer.
+rules do. Here the view is read off the world through a table of indices, what walls hide is found once for each view, and tiles come
+from a table. A test compares every cell with MiniGrid's own answer.
 """
 
 import functools
@@ -122,7 +122,8 @@ class GridPictures(gymnasium.Wrapper[Any, Any, Any, Any]):
             for thing in window([*grid.grid, OUTSIDE])
         ]
         if not bare.see_through_walls:
-            _hide(numbers)
+            for cell in _dark(bytes(numbers).translate(CLEAR)):
+                numbers[cell] = UNSEEN
         numbers[AGENT_CELL] = AGENT if carrying is None else NUMBERS[carrying.type, carrying.color] + CARRIED
         return numbers
 
@@ -132,8 +133,7 @@ NUMBERS = {(kind, colour): tile_number(kind, colour) for kind in OBJECTS for col
 CARRIED = tile_number("unseen", carried=True)
 CLOSED_DOORS = {door for door in range(tile_number("door"), tile_number("key")) if door % len(STATES) != OPEN}
 OPAQUE = CLOSED_DOORS.union(range(tile_number("wall"), tile_number("floor")))
-CLEAR = bytes(ord("0") if number in OPAQUE else ord("1") for number in range(256))  # digits of a binary number
-LEFTMOST = 1 << VIEW - 1
+CLEAR = bytes(number not in OPAQUE for number in range(256))
 OUTSIDE = SimpleNamespace(type="wall", color="grey")  # what lies around the grid
 
 
@@ -154,31 +154,13 @@ def _window(width: int, height: int, x: int, y: int, direction: int) -> Callable
     return operator.itemgetter(*places)
 
 
-def _hide(numbers: list[int]) -> None:
-    """Unseen is what light from the agent does not reach; it spreads sideways and ahead from cells that are not opaque."""
-    clear = bytes(numbers).translate(CLEAR)
-    lit = 1 << MIDDLE
-    for start in range(AGENT_CELL - MIDDLE, -1, -VIEW):
-        if not lit:  # nor is anything further ahead
-            numbers[: start + VIEW] = [UNSEEN] * (start + VIEW)
-            return
-        dark, lit = _spread(lit, int(clear[start : start + VIEW], 2))
-        for column in dark:
-            numbers[start + column] = UNSEEN
-
-
-@functools.cache
-def _spread(lit: int, clear: int) -> tuple[tuple[int, ...], int]:
-    """Columns of a row that stay dark, and the cells ahead that the row lights. First to the right, then to the left."""
-    ahead = 0
-    for column in range(VIEW - 1):
-        here = LEFTMOST >> column
-        if lit & clear & here:
-            lit |= here >> 1
-            ahead |= here | here >> 1
-    for column in range(VIEW - 1, 0, -1):
-        here = LEFTMOST >> column
-        if lit & clear & here:
-            lit |= here << 1
-            ahead |= here | here << 1
-    return tuple(column for column in range(VIEW) if not lit << column & LEFTMOST), ahead
+@functools.lru_cache(maxsize=1 << 16)  # 3 µs for a view that was seen before, 30 for a new one
+def _dark(clear: bytes) -> tuple[int, ...]:
+    """The cells that light from the agent does not reach. It spreads sideways and ahead from clear cells, in a row first to the right."""
+    lit = {AGENT_CELL}
+    for row in range(VIEW * (VIEW - 1), -1, -VIEW):
+        for side, columns in ((1, range(VIEW - 1)), (-1, range(VIEW - 1, 0, -1))):
+            for cell in (row + column for column in columns):
+                if cell in lit and clear[cell]:
+                    lit |= {cell + side, cell - VIEW, cell + side - VIEW}
+    return tuple(cell for cell in range(VIEW * VIEW) if cell not in lit)
