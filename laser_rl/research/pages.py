@@ -246,6 +246,5 @@ def _refuted(lines: Sequence[Mapping[str, str]]) -> str:
     """A line for each claim that failed somewhere, with the tasks that decided against it."""
     places: dict[str, list[str]] = {}
     for line in lines:
-        place = f"{ALL} {line['difference']}" if line["task"] == ALL else line["task"]
-        places.setdefault("- {experiment}: {claim} ({source})".format(**line), []).append(place)
+        places.setdefault("- {experiment}: {claim}".format(**line), []).append(line["task"])
     return "\n".join(f"{claim}: {', '.join(own)}" for claim, own in places.items()) or "Nothing."
