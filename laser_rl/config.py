@@ -44,7 +44,7 @@ class AtariConfig(Frozen):
     most_frames: Count = 108_000
     """Longest episode, in emulator frames; its end is a truncation."""
     threads: CountOrNone = 0
-    """Threads of the emulator; 0: one a core."""
+    """Threads of the emulator, or processes of each of the two groups that take turns in `local`; 0: one a core."""
 
 
 class EnvironmentConfig(Frozen):
@@ -59,9 +59,9 @@ class EnvironmentConfig(Frozen):
     """How many environments are stepped side by side; auto: 16 a core, at most 256, which keeps emulators busy while the policy decides. A
     run keeps the number that it began with."""
     placement: Literal["auto", "thread", "process"] = "auto"
-    """Python environments in this thread, or in supervised processes."""
+    """In this thread, or in supervised processes; auto: Atari in `local` in processes, all else in this thread."""
     workers: CountOrNone = 0
-    """Processes; 0: one a core."""
+    """Processes; 0: one a core, of Atari in `local` two."""
     frame_stack: Count = 1
     """Frames that the network sees at once; pictures only."""
     step_timeout_s: Positive = 60.0

@@ -5,6 +5,8 @@ Its defaults clip rewards, press fire on reset, and stack four frames: all off h
 
 import re
 from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from laser_rl.config import AtariConfig
 from laser_rl.envs.border import LOGGER
+from laser_rl.envs.pool import PoolEnvironments, wait_for_rows
 from laser_rl.envs.records import (
     Array,
     DiscreteActions,
@@ -20,10 +23,13 @@ from laser_rl.envs.records import (
     EnvironmentSpec,
     Ints,
     ObservationSpec,
+    RowBlock,
     Rows,
     VectorEpisodes,
 )
 from laser_rl.envs.scores import ATARI_57
+from laser_rl.envs.slot import CONSTRUCTING, RESETTING, STEPPING
+from laser_rl.envs.worker import ProcessLimits
 from laser_rl.errors import EnvironmentRefused, require_modules
 
 FRAME_SKIP = 4  # emulator frames of a step; of the last two, the brighter pixel is seen
@@ -73,53 +79,119 @@ class AtariEnvironments(Environments):
     """One game in `slots` copies. A life lost is reported in `lost_life` and does not end the episode.
 
     ALE takes a seed for each slot once, at the first reset; later episodes draw on from there. So `seed` in the rows is nominal except in
-    episode 0, and an episode cannot be rebuilt: `state_dict` is None.
-
-    With two groups of slots, a step sends one group off and brings the rows of the other: the emulators of one work while the actor
-    decides for the other. Rows of a slot are the same for any number of groups. Each group has `settings.threads` of its own: halves would
-    leave cores idle whenever one group waits for its actions. A wait for ALE has no limit, since `recv` takes none.
+    the first episode of each slot, and an episode cannot be rebuilt: `state_dict` is None. A wait for ALE has no limit, since `recv` takes
+    none: `AtariWorkers` limits it from outside.
     """
 
     def __init__(
-        self, game: str, *, slots: int, seed: int, settings: AtariConfig | None = None, groups: int = 1
+        self, game: str, *, slots: int, seed: int, settings: AtariConfig | None = None, first: int = 0
     ) -> None:
         settings, rom = settings or AtariConfig(), atari_game(game)
-        shares = np.array_split(np.arange(slots), min(groups, slots))
         if slots >= MANY:
             LOGGER.info("starting %d emulators, which takes ALE 0.1 to 0.2 s each", slots)
-        self._groups = [(own, atari_vector(rom, len(own), settings)) for own in shares]
-        self._sent: deque[tuple[Ints, Any]] = deque()  # groups, longest ago first; their rows are owed
-        self.slots = slots
-        shape = (1, SCREEN_SIZE, SCREEN_SIZE)
-        actions = DiscreteActions(int(self._groups[0][1].single_action_space.n))
-        self.spec = EnvironmentSpec(f"ALE/{rom}", ObservationSpec(shape, "uint8", 1 / 255), actions)
-        self._episodes, self._action = VectorEpisodes(slots, seed), np.zeros(slots, np.int64)
+        self._games, self.slots, self._every = atari_vector(rom, slots, settings), slots, np.arange(slots)
+        self._action = np.zeros(slots, np.int64)
+        actions = DiscreteActions(int(self._games.single_action_space.n))
+        seen = ObservationSpec((1, SCREEN_SIZE, SCREEN_SIZE), "uint8", 1 / 255)
+        self.spec = EnvironmentSpec(f"ALE/{rom}", seen, actions)
+        self.episodes = VectorEpisodes(slots, seed, first=first)
 
     def reset(self) -> Rows:
-        """Start every slot; rows that are owed are dropped."""
-        while self._sent:
-            self._sent.popleft()[1].recv()
-        answers = [env.reset(seed=self._episodes.seeds(slots)) for slots, env in self._groups]
-        observation = answers[0][0] if len(answers) == 1 else np.concatenate([seen for seen, _ in answers])
-        lives = np.concatenate([info["lives"] for _, info in answers])
-        return self._episodes.begin(np.arange(self.slots), observation, lives)
+        observation, info = self._games.reset(seed=self.episodes.seeds(self._every))
+        return self.episodes.begin(self._every.copy(), observation, info["lives"])
 
     def step(self, slots: Ints, action: Array) -> Rows:
-        """Send off the groups of `slots`, each as a whole, and wait for the group that was sent longest ago."""
+        """Act in all slots."""
         self._action[slots] = action
-        for own, env in self._groups:
-            if np.isin(own, slots).all():
-                env.send(self._action[own])
-                self._sent.append((own, env))
-        own, env = self._sent.popleft()
-        observation, reward, terminated, truncated, info = env.recv()
-        return self._episodes.advance(own.copy(), observation, reward, terminated, truncated, info["lives"])
+        observation, reward, terminated, truncated, info = self._games.step(self._action)
+        return self.episodes.advance(self._every.copy(), observation, reward, terminated, truncated, info["lives"])
 
     def close(self) -> None:
         """Ends ALE's threads, also those that are at work; they finish their frame."""
+        games, self._games = self._games, None
+        if games is not None:
+            games.close()
+
+
+class Emulators:
+    """All slots of a worker process, stepped by one thread of ALE; `advance` writes their rows where a `Slot` would write its own.
+
+    `members` says of each slot its number, that of its last episode and whether that was cut off, as for a worker that is replaced.
+    """
+
+    def __init__(
+        self,
+        game: str,
+        settings: AtariConfig,
+        members: Sequence[tuple[int, int, bool]],
+        *,
+        seed: int,
+        watch: Callable[[int, int], None],
+    ) -> None:
+        self._watch, self._first = watch, members[0][0]
+        watch(CONSTRUCTING, self._first)
+        alone = settings.model_copy(update={"threads": 1})
+        self._games = AtariEnvironments(game, slots=len(members), seed=seed, settings=alone, first=self._first)
+        self._games.episodes.number[:] = [episode + 1 for _, episode, _ in members]
+        self._every = np.arange(len(members))
+        self._broken: list[bool] | None = [broken for *_, broken in members]  # None after the first rows
+        self.spec = self._games.spec
+
+    def bind(self, block: RowBlock, index: int) -> None:
+        own = slice(index, index + self._games.slots)
+        self._own, self._rows = own, Rows(*(column[own] for column in block.rows))  # type: ignore[arg-type]
+
+    def advance(self, action: Array) -> None:
+        """Rows of all slots; the first ones ignore the actions."""
+        broken, self._broken = self._broken, None
+        self._watch(STEPPING if broken is None else RESETTING, self._first)
+        rows = self._games.reset() if broken is not None else self._games.step(self._every, action[self._own])
+        columns: Any = zip(self._rows[1:], rows[1:], strict=True)
+        for column, newest in columns:
+            np.copyto(column, newest)
+        if broken is not None:
+            self._rows.restarted[:] = broken
+
+    def close(self) -> None:
+        self._games.close()
+
+
+class AtariWorkers(PoolEnvironments):
+    """A game in worker processes: its emulators start side by side and step apart from the learner's interpreter lock.
+
+    Without `lockstep` the workers are two groups that take turns: a step sends off those of `slots` and brings the rows of the group that
+    was sent longest ago, so that one group plays while the actor decides for the other.
+    """
+
+    def __init__(
+        self,
+        game: str,
+        *,
+        slots: int,
+        seed: int,
+        settings: AtariConfig,
+        workers: int,
+        lockstep: bool,
+        limits: ProcessLimits,
+    ) -> None:
+        make, name = partial(Emulators, game, settings), f"ALE/{atari_game(game)}"
+        many: dict[str, Any] = {"slots": slots, "workers": workers, "lockstep": lockstep, "whole": True}
+        super().__init__(make, seed=seed, name=name, limits=limits, **many)
+        half = self.workers[len(self.workers) // 2].slots.start
+        self._groups = [range(slots)] if lockstep or not half else [range(half), range(half, slots)]
+        self._sent: deque[range] = deque()  # groups, longest ago first; their rows are owed
+
+    def reset(self) -> Rows:
         self._sent.clear()
-        while self._groups:
-            self._groups.pop()[1].close()
+        return super().reset()
+
+    def step(self, slots: Ints, action: Array) -> Rows:
+        self.send(slots, action)
+        self._sent.extend(group for group in self._groups if np.isin(group, slots).all())
+        group = self._sent.popleft()
+        wait_for_rows([self], all_rows=True, among=group)
+        self.arrived.clear()  # the order of groups says which rows are handed out
+        return self._block.take(np.arange(group.start, group.stop))
 
 
 class AtariScreen(gymnasium.Env[NDArray[np.uint8], Any]):

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from laser_rl.config import AtariConfig, EnvironmentConfig
-from laser_rl.envs.atari import AtariEnvironments, AtariScreen, MinAtarScreen, atari_game
+from laser_rl.envs.atari import AtariEnvironments, AtariScreen, AtariWorkers, MinAtarScreen, atari_game
 from laser_rl.envs.border import Env
 from laser_rl.envs.construct import BorrowedEnv, constructor
 from laser_rl.envs.pool import PoolEnvironments, wait_for_rows
@@ -51,25 +51,37 @@ def make_environments(
         return _adapted(source, slots, seed, config.on_bad_value)
     # One a core that this process may use.
     workers = config.workers or max(1, min(slots, len(os.sched_getaffinity(0))))
+    limits = ProcessLimits(config.step_timeout_s, config.reset_timeout_s)
     if isinstance(source, str) and is_mixture(source):
         return _mixture(source, config, slots, seed, workers, lockstep=lockstep)
     if isinstance(source, str) and source.startswith("laser/"):
         return TaskEnvironments(task_of(source, config.options), slots=slots, seed=seed)
     if isinstance(source, str) and is_atari(source):
-        if config.options:
-            raise ConfigError(
-                f"{source}: expected no options for a game, got {sorted(config.options)}; the settings of Atari are separate"
-            )
-        return AtariEnvironments(source, slots=slots, seed=seed, settings=config.atari, groups=1 if lockstep else 2)
+        return _atari(source, config, slots, seed, limits, lockstep=lockstep)
     try:
         made, name = _constructor_of(source, slots, config)
         common: dict[str, Any] = {"slots": slots, "seed": seed, "name": name, "on_bad_value": config.on_bad_value}
         if config.placement != "process":
             return SerialEnvironments(made, **common)
-        limits = ProcessLimits(config.step_timeout_s, config.reset_timeout_s)
         return PoolEnvironments(made, workers=workers, limits=limits, lockstep=lockstep, **common)
     except EXITS as error:
         raise exit_of(error, str(source)) from None
+
+
+def _atari(
+    game: str, config: EnvironmentConfig, slots: int, seed: int, limits: ProcessLimits, *, lockstep: bool
+) -> Environments:
+    if config.options:
+        raise ConfigError(
+            f"{game}: expected no options for a game, got {sorted(config.options)}; the settings of Atari are separate"
+        )
+    common: dict[str, Any] = {"slots": slots, "seed": seed, "settings": config.atari}
+    if config.placement == "process" or (config.placement == "auto" and not lockstep):
+        # Where two groups take turns, each has a process a core: with half of them cores would rest while their group waits.
+        cores = config.atari.threads or len(os.sched_getaffinity(0))
+        workers = config.workers or min(max(1, slots // 2), cores if lockstep else 2 * cores)
+        return AtariWorkers(game, workers=workers, limits=limits, lockstep=lockstep, **common)
+    return AtariEnvironments(game, **common)
 
 
 def _mixture(

@@ -10,7 +10,7 @@ import select
 import signal
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
@@ -21,8 +21,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from laser_rl.envs import worker as protocol
-from laser_rl.envs.border import LOGGER, Env, warn_once
-from laser_rl.envs.records import ActionHistory, Array, EnvironmentSpec, Ints, Rows, read_spec
+from laser_rl.envs.border import LOGGER, warn_once
+from laser_rl.envs.records import ActionHistory, Array, Environments, EnvironmentSpec, Ints, Rows, read_spec
 from laser_rl.envs.slot import CONSTRUCTING, RESTARTS, TIMEOUTS, OnBadValue, SlotEnvironments
 from laser_rl.errors import EnvironmentEnded, EnvironmentRefused
 
@@ -37,12 +37,13 @@ class PoolEnvironments(SlotEnvironments):
     """`slots` copies of a Python environment in `workers` processes.
 
     `lockstep` waits for all rows that are owed (the same rows as `SerialEnvironments` gives); otherwise a worker that takes longer
-    than `patience_s` is left behind, and its rows come with a later step.
+    than `patience_s` is left behind, and its rows come with a later step. With `whole`, `make` constructs all environments of a worker at
+    once (`atari.Emulators`).
     """
 
     def __init__(
         self,
-        make: Callable[[], Env],
+        make: Callable[..., Any],
         *,
         slots: int,
         seed: int,
@@ -52,12 +53,13 @@ class PoolEnvironments(SlotEnvironments):
         limits: protocol.ProcessLimits | None = None,
         patience_s: float = 0.5,
         lockstep: bool = False,
+        whole: bool = False,
     ) -> None:
         self.slots, workers = slots, min(workers, slots)
         self._name, self._limits, self.patience_s = name, limits or protocol.ProcessLimits(), patience_s
         self._lockstep = lockstep
         self._constructor, main = _constructor_message(make, name)
-        about = {"name": name, "on_bad_value": on_bad_value, "main": main}
+        about = {"name": name, "on_bad_value": on_bad_value, "main": main, "whole": whole}
         self._start: dict[str, Any] = {"workers": workers, "slots": slots, "seed": seed, **about}
         bounds = [slots * index // workers for index in range(workers + 1)]
         self.workers = [protocol.SupervisedWorker(index, range(*bounds[index : index + 2])) for index in range(workers)]
@@ -81,15 +83,20 @@ class PoolEnvironments(SlotEnvironments):
 
     def reset(self) -> Rows:
         self.send(np.arange(self.slots), np.zeros_like(self._action))
-        return self._received(all_rows=True)
+        return self._received()
 
     def step(self, slots: Ints, action: Array) -> Rows:
         self.send(slots, action)
         return self._received(all_rows=self._lockstep)
 
+    def state_dict(self) -> Mapping[str, Array] | None:
+        return None if self._start["whole"] else super().state_dict()
+
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
+        if self._start["whole"]:
+            return Environments.load_state_dict(self, state)  # refuses
         self.send_state(state)
-        return self._received(all_rows=True)
+        return self._received()
 
     def send(self, slots: Ints, action: Array) -> None:
         """Hand out actions; `receive` gives the rows, after `wait_for_rows`. Of slots that have not begun, they are ignored."""
@@ -110,11 +117,12 @@ class PoolEnvironments(SlotEnvironments):
     def receive(self) -> Rows:
         slots, self.arrived = np.array(sorted(self.arrived), np.int64), []
         rows = self._block.take(slots)
-        self._history.note(rows, None if self._loading else self._action[slots], self._block.digest[slots])
+        if not self._start["whole"]:  # those cannot be rebuilt
+            self._history.note(rows, None if self._loading else self._action[slots], self._block.digest[slots])
         self._loading = False
         return rows
 
-    def _received(self, *, all_rows: bool) -> Rows:
+    def _received(self, *, all_rows: bool = True) -> Rows:
         wait_for_rows([self], all_rows=all_rows)
         return self.receive()
 
@@ -251,15 +259,19 @@ def _constructor_message(make: Callable[[], Any], name: str) -> tuple[bytes, Map
     return message, {key: data[key] for key in ("init_main_from_name", "init_main_from_path") if key in data}
 
 
-def wait_for_rows(pools: Sequence[PoolEnvironments], *, all_rows: bool, some: bool = False) -> None:
+def wait_for_rows(
+    pools: Sequence[PoolEnvironments], *, all_rows: bool, some: bool = False, among: Container[int] | None = None
+) -> None:
     """Wait for the rows that are owed: for `all_rows`, or until one has arrived and the other workers' patience is over.
 
-    `some` says that rows of other environments are there already. Each worker's time is limited, so this ends.
+    `some` says that rows of other environments are there already; workers whose slots are not `among` these are not waited for. Each
+    worker's time is limited, so this ends.
     """
     complain_at, heard = time.monotonic() + SILENCE_S, False
     while True:
         now = time.monotonic()
         owing = [(pool, worker) for pool in pools for worker in pool.workers if worker.owed]
+        owing = owing if among is None else [(pool, worker) for pool, worker in owing if worker.slots.start in among]
         some = some or any(pool.arrived for pool in pools)
         ends = [worker.sent_at + pool.patience_s - now for pool, worker in owing]
         patient = all_rows or not some or max(ends, default=0.0) > 0

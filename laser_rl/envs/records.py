@@ -213,15 +213,18 @@ def _mix(value: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
 
 
 class VectorEpisodes:
-    """Numbers, seeds and lives of the episodes of a vector of environments; makes rows of what the vector returns."""
+    """Numbers, seeds and lives of the episodes of a vector of environments; makes rows of what the vector returns.
 
-    def __init__(self, slots: int, seed: int) -> None:
-        self._seed = seed
+    The vector's first slot has the number `first` in all of them.
+    """
+
+    def __init__(self, slots: int, seed: int, *, first: int = 0) -> None:
+        self._seed, self._first = seed, first
         self.number, self._lives = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
         self.ended = np.zeros(slots, np.bool_)  # the slot's last row was the last of its episode
 
     def seeds(self, slots: Ints) -> Ints:
-        return seed_of(self._seed, slots, self.number[slots])
+        return seed_of(self._seed, self._first + slots, self.number[slots])
 
     def begin(self, slots: Ints, observation: Array, lives: Any = None) -> Rows:
         """First rows; the caller has counted the episodes."""

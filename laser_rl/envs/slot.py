@@ -285,7 +285,7 @@ class SlotEnvironments(Environments):
     _history: ActionHistory
     _counts: NDArray[np.int64]
 
-    def state_dict(self) -> Mapping[str, Array]:
+    def state_dict(self) -> Mapping[str, Array] | None:
         """The numbers of the open episodes, their actions and a digest of their rows, as of the last row that each slot handed out."""
         return self._history.state_dict()
 

@@ -43,6 +43,7 @@ DONE, SPEC, WARN, ERROR = b"k", b"c", b"w", b"e"
 PHASE, AT_SLOT, ENTRIES = range(3)
 LONGEST_TEXT = 8_000  # characters; an answer has to fit into the connection's buffer, so that sending it never blocks
 MOST_CREDIT_S = 1.0
+NICENESS = 5  # of workers, where cores are scarce: acting and learning come first, since all workers wait for them
 MOST_KILLS = 50  # in a row, without one good step in between
 LONGEST_PAUSE_S, LONGEST_PAUSE_AFTER_KILL_S = 5.0, 0.5  # before a worker that failed again is started again
 # By the phase: idle, constructing, resetting, stepping, pausing.
@@ -232,12 +233,15 @@ class Worker:
         if start["main"]:
             spawn.prepare(start["main"])
         make = connection.recv()
-        common = {key: start[key] for key in ("name", "seed", "on_bad_value")}
-        common |= {"warn": self._warn, "watch": self._watch}
-        self._members = {
-            slot: Slot(make, slot=slot, counts=counts[slot], episode=episode, broken=broken, **common)
-            for slot, episode, broken in start["members"]
-        }
+        if start["whole"]:
+            self._members = {start["members"][0][0]: make(start["members"], seed=start["seed"], watch=self._watch)}
+        else:
+            common = {key: start[key] for key in ("name", "seed", "on_bad_value")}
+            common |= {"warn": self._warn, "watch": self._watch}
+            self._members = {
+                slot: Slot(make, slot=slot, counts=counts[slot], episode=episode, broken=broken, **common)
+                for slot, episode, broken in start["members"]
+            }
         self._spec = next(iter(self._members.values())).spec
         block, self._action, self._asked = map_rows(rows, self._spec, start["slots"])
         for slot, member in self._members.items():
@@ -255,7 +259,7 @@ class Worker:
     def _step(self) -> None:
         for slot, member in self._members.items():
             if self._asked[slot]:
-                member.advance(self._action[slot])
+                member.advance(self._action if self._start["whole"] else self._action[slot])
 
     def _rebuild(self) -> None:
         # By its name, with a position of its own: workers share the handle's.
@@ -293,6 +297,7 @@ def main() -> None:
     """Entry: `python -c … <connection> <control> <rows> <scratch> <parent's process id>`."""
     handle, *memory, parent = (int(number) for number in sys.argv[1:6])
     die_with(parent)
+    os.nice(NICENESS)
     # Ctrl-C that is sent to a worker ends it; a KeyboardInterrupt can then only be the environment's own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for descriptor in (handle, *memory):

@@ -1,5 +1,7 @@
 """ALE's vector environment as we set it up, against ALE's bare interface and against its own words."""
 
+import os
+import signal
 import sys
 import time
 
@@ -10,9 +12,10 @@ import torch
 ale_py = pytest.importorskip("ale_py")
 
 from laser_rl.config import AtariConfig  # noqa: E402
-from laser_rl.envs.atari import FRAME_SKIP, AtariEnvironments, atari_game  # noqa: E402
+from laser_rl.envs.atari import FRAME_SKIP, AtariEnvironments, AtariWorkers, atari_game  # noqa: E402
 from laser_rl.envs.make import make_environments, make_renderable  # noqa: E402
 from laser_rl.envs.scores import ATARI_57  # noqa: E402
+from laser_rl.envs.worker import ProcessLimits  # noqa: E402
 from laser_rl.errors import ConfigError, EnvironmentRefused, MissingExtra  # noqa: E402
 
 
@@ -105,8 +108,7 @@ def test_the_clock_is_ours_and_the_cap_is_a_truncation():
 @pytest.mark.slow
 def test_the_first_no_ops_are_up_to_37():
     envs = AtariEnvironments("breakout", slots=4, seed=1, settings=AtariConfig(threads=1))
-    _, vector = envs._groups[0]
-    frames = [vector.reset(seed=np.arange(4) + 4 * turn)[1]["episode_frame_number"] for turn in range(6)]
+    frames = [envs._games.reset(seed=np.arange(4) + 4 * turn)[1]["episode_frame_number"] for turn in range(6)]
     counted = set(np.concatenate(frames).tolist())
     assert counted <= set(range(38))
     assert max(counted) >= 33
@@ -225,34 +227,40 @@ def collect(envs, steps, actions):
     return [stream[: steps + 1] for stream in streams]
 
 
+def in_workers(slots, settings, workers=2, *, lockstep=False, limits=None):
+    more = {"workers": workers, "lockstep": lockstep, "limits": limits or ProcessLimits()}
+    return AtariWorkers("pong", slots=slots, seed=3, settings=settings, **more)
+
+
 @pytest.mark.parametrize(
     ("slots", "steps"), [(2, 40), *(pytest.param(slots, 75, marks=pytest.mark.slow) for slots in (1, 4, 5))]
 )
-def test_a_slot_plays_the_same_in_any_group(slots, steps):
+def test_a_slot_plays_the_same_in_any_process(slots, steps):
     settings = AtariConfig(most_frames=120, threads=1)  # a truncation every 30 steps
     actions = np.random.default_rng(0).integers(6, size=(slots, 2 * steps + 9))
-    one, two, three = (
-        collect(AtariEnvironments("pong", slots=slots, seed=3, settings=settings, groups=groups), steps, actions)
-        for groups in (1, 2, 3)
-    )
-    assert one == two == three
+    ways = [AtariEnvironments("pong", slots=slots, seed=3, settings=settings), in_workers(slots, settings)]
+    ways += [in_workers(slots, settings, workers=3 + lockstep, lockstep=lockstep) for lockstep in (True, False)]
+    one, *others = (collect(way, steps, actions) for way in ways)
+    assert all(other == one for other in others)
     assert slots == 1 or one[0] != one[-1]
+    for way in ways:
+        way.close()
 
 
-def test_groups_answer_in_turn():
-    envs = AtariEnvironments("pong", slots=5, seed=1, settings=AtariConfig(threads=1), groups=2)
+def test_workers_answer_in_turn():
+    envs = in_workers(5, AtariConfig(threads=1))
     assert envs.reset().slots.tolist() == [0, 1, 2, 3, 4]
-    assert envs.step(np.arange(5), np.zeros(5, np.int64)).slots.tolist() == [0, 1, 2]
-    orders = [np.array([2, 0, 1]), np.array([4, 3]), np.array([0, 1, 2])]
+    assert envs.step(np.arange(5), np.zeros(5, np.int64)).slots.tolist() == [0, 1]
+    orders = [np.array([1, 0]), np.array([4, 2, 3]), np.array([0, 1])]
     answers = [envs.step(order, np.zeros(len(order), np.int64)).slots.tolist() for order in orders]
-    assert answers == [[3, 4], [0, 1, 2], [3, 4]]
+    assert answers == [[2, 3, 4], [0, 1], [2, 3, 4]]
     nobody = np.zeros(0, np.int64)
-    assert envs.step(nobody, nobody).slots.tolist() == [0, 1, 2]
+    assert envs.step(nobody, nobody).slots.tolist() == [0, 1]
+    envs.close()
 
 
-def test_rows_that_are_owed_hinder_neither_a_reset_nor_the_end():
-    settings = AtariConfig(most_frames=40, threads=1)
-    envs = AtariEnvironments("pong", slots=4, seed=1, settings=settings, groups=2)
+def test_rows_that_are_owed_do_not_hinder_the_end():
+    envs = in_workers(4, AtariConfig(most_frames=40, threads=1))
     ready = envs.reset().slots
     ended = []
     for _ in range(20):
@@ -260,32 +268,55 @@ def test_rows_that_are_owed_hinder_neither_a_reset_nor_the_end():
         ready = rows.slots
         ended.append(bool(rows.truncated.all()))
     assert ended[-2:] == [True, True]  # both groups; the first is on its way to the next episode
-    again = envs.reset()
-    assert again.is_first.all()
-    rows = envs.step(np.arange(4), np.zeros(4, np.int64))
-    assert rows.slots.tolist() == [0, 1]
-    assert not rows.is_first.any()
+    assert envs.state_dict() is None
+    with pytest.raises(ConfigError, match="a state to restore"):
+        envs.load_state_dict({})
     begin = time.monotonic()
     envs.close()
     envs.close()
     assert time.monotonic() - begin < 10
 
 
+@pytest.mark.fault(1)
+@pytest.mark.parametrize(
+    ("lockstep", "number"), [(True, signal.SIGKILL), (False, signal.SIGKILL), (False, signal.SIGSTOP)]
+)
+def test_emulators_that_are_killed_or_hang_begin_new_episodes(lockstep, number):
+    envs = in_workers(4, AtariConfig(threads=1), lockstep=lockstep, limits=ProcessLimits(step_s=1.0))
+    ready = envs.reset().slots
+    for _ in range(4):
+        ready = envs.step(ready, np.zeros(len(ready), np.int64)).slots
+    victim = envs.workers[0]
+    os.kill(victim.process.pid, number)
+    restarted, others = {}, 0
+    for _ in range(6):
+        rows = envs.step(ready, np.zeros(len(ready), np.int64))
+        ready = rows.slots
+        for index in np.flatnonzero(rows.restarted):
+            restarted[int(rows.slots[index])] = int(rows.episode[index]), bool(rows.is_first[index])
+        others += int((~rows.restarted & (rows.slots > 1) & ~rows.is_first).sum())
+    assert restarted == {0: (1, True), 1: (1, True)}  # the next number, so another seed
+    assert others >= 6
+    assert envs.counters()["restarts"] == 1
+    envs.close()
+
+
 @pytest.mark.parametrize(("lockstep", "answering"), [(True, 4), (False, 2)])
-def test_only_without_lockstep_are_there_two_groups(lockstep, answering):
+def test_only_without_lockstep_do_workers_take_turns(lockstep, answering):
     envs = make_environments("ALE/Pong-v5", slots=4, seed=1, atari=AtariConfig(threads=1), lockstep=lockstep)
     envs.reset()
+    assert isinstance(envs, AtariWorkers) is not lockstep
     assert len(envs.step(np.arange(4), np.zeros(4, np.int64)).slots) == answering
     envs.close()
 
 
 @pytest.mark.slow
-def test_games_that_alternate_can_be_mixed():
+def test_games_in_workers_can_be_mixed():
     envs = make_environments("pong,breakout", slots=8, seed=1, atari=AtariConfig(threads=1))
     ready, answered = envs.reset().slots, np.zeros(8, int)
     for _ in range(10):
         rows = envs.step(ready, np.zeros(len(ready), np.int64))
         ready = rows.slots
         answered[ready] += 1
-    assert answered.tolist() == [5] * 8
+    assert answered.tolist() == [10] * 8
     envs.close()

@@ -13,6 +13,7 @@ import pytest
 
 from laser_rl.envs.pool import PoolEnvironments
 from laser_rl.envs.slot import SerialEnvironments
+from laser_rl.envs.worker import NICENESS
 from laser_rl.errors import EnvironmentRefused
 from tests.envs.samples import Scripted, Telltale, Witness, drive, processes
 from tests.envs.test_serial import Drifting
@@ -107,6 +108,14 @@ def test_a_slow_worker_is_left_behind_and_its_row_comes_later(tmp_path):
         assert time.monotonic() < began + 10
     assert alone > 40  # in one second: it is waited for once, not at every step
     assert pool.counters()["restarts"] == 0
+    pool.close()
+
+
+def test_workers_give_way_to_acting_and_learning():
+    pool = PoolEnvironments(Telltale, slots=1, seed=3, workers=1)
+    [worker] = pool.workers
+    own, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, worker.process.pid))
+    assert theirs == min(19, own + NICENESS)
     pool.close()
 
 
