@@ -81,7 +81,7 @@ def _replay(path: Path, loaded: checkpoint.Loaded, found: Found) -> None:
             member = build_members(directory.settings)[0]
         store = member.replay
         assert store is not None
-        directory.fill([store], member.layout, loaded)
+        directory.fill([store], loaded)
     finally:
         directory.close()
     unrolls, witness = store.export(np.arange(store.first_id, store.next_id)), UnrollWitness()
@@ -95,7 +95,9 @@ def _replay(path: Path, loaded: checkpoint.Loaded, found: Found) -> None:
         len(store) * member.layout.steps <= directory.settings.base.replay.capacity_steps, "more than its capacity"
     )
     members = set(unrolls.member.tolist())
-    found.expect(members == set(range(len(parts.configs))), f"the replay has unrolls of {sorted(members)} only")
+    found.expect(
+        members == set(range(len(directory.settings.configs))), f"the replay has unrolls of {sorted(members)} only"
+    )
     found.facts.append(
         f"replay: {witness.unrolls} unrolls of {len(members)} members, every row checked; {store.next_id} ever"
     )

@@ -27,7 +27,7 @@ from tests.training.small import finish, small
 from tests.training.test_recurrent import recurrent
 from tests.training.test_sweeps import in_directory, small_sweep
 
-EVERY = {"checkpoint_every_steps": 100, "run.keep_checkpoints": 50, "run.steps": 500}
+EVERY = {"run.device": "cpu", "checkpoint_every_steps": 100, "run.keep_checkpoints": 50, "run.steps": 500}
 KINDS = {
     "feed-forward": lambda: small(capacity_steps=100, **EVERY),
     "prioritised": lambda: small(sampling="prioritised", **EVERY),

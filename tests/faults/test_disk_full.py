@@ -242,7 +242,8 @@ def test_a_file_system_without_space(small_disk, tmp_path, figure, runtime):
     said = errors.read_text()
     assert f"laser resume {run_dir}" in said
     assert "Traceback" not in said
-    assert said.count(SAID) == 2  # while it went on, and at the end
+    # While it went on, and at the end; once more where a checkpoint was due between the second time that it was full and the signal.
+    assert said.count(SAID) in {2, 3}
     full = started("resume", run_dir, "--plain", errors=errors)
     assert status_of(full) == 5  # not a byte is left for its lock
     assert "Traceback" not in errors.read_text()
