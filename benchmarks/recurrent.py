@@ -82,12 +82,13 @@ SMALL_MEMORY: Settings = {
     "optimiser.schedule": "constant",
     "optimiser.clip_gradient_norm": 0.5,
 }
-DOOM_STEPS = 500_000  # of each agent or member
-# Suites of ViZDoom on a card; four slots a task. Batches as in the paper: 16 online and 112 replayed unrolls, or 32 without replay.
+DOOM_STEPS = 400_000  # of each agent or member
+# Suites of ViZDoom on a card; two slots a task. A quarter of the paper's batches, 4 online and 28 replayed unrolls, or 8 without replay:
+# as many new steps an update with replay, and four times as many updates for the few steps that the card's time allows.
 LARGE: Settings = {
-    "loss.batch_unrolls": 128,
+    "loss.batch_unrolls": 32,
     "replay.fraction": 0.875,
-    "environment.slots": 4 * len(SUITES["doom"]),
+    "environment.slots": 2 * len(SUITES["doom"]),
     "network.torso": "impala",
     "network.memory_size": 256,
     "network.precision": "bf16",
@@ -109,7 +110,7 @@ TINY: Settings = {
     "replay.fraction": 0.875,
 }
 RATES: Settings = {"members": [{"learning_rate": rate} for rate in (2.5e-4, 5e-4, 1e-3)], "processes": 3}
-IMPALA: Settings = {"loss.batch_unrolls": 32}
+IMPALA: Settings = {"loss.batch_unrolls": 8}
 EXPERIMENTS = {
     "doom-basic": Experiment("doom/basic", "laser-multitask", 40_000, 1_000, TINY, {"laser-multitask": {}}),
     "doom": Experiment(

@@ -134,6 +134,8 @@ def picture(rows: Rows, name: str, path: Path) -> None:
     if name == "tmaze":
         mazes = [column for column in rows[0] if column.startswith(RETURN_OF)]
         panels = {maze: f"return, corridor of {maze.rpartition('-')[2]}" for maze in mazes}
+    elif name == "doom":  # sweeps got less far; their curves end there
+        grid, panels = np.linspace(0, doom_ends(rows)[1][-1], 200), {"score_mean_capped": "mean of capped scores"}
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels) + 2.2, 3.6), squeeze=False, sharey=True)
     for axis, (column, title) in zip(axes[0], panels.items(), strict=True):
         draw(axis, rows, variants, column, title, grid)
@@ -143,8 +145,39 @@ def picture(rows: Rows, name: str, path: Path) -> None:
     plt.close(figure)
 
 
+def doom_ends(rows: Rows) -> tuple[dict[str, float], list[float]]:
+    """How far all runs of each agent got; the steps that all agents reached, and those of the agents that went on."""
+    ends = {
+        variant: float(common([row for row in rows if row["variant"] == variant])[-1])
+        for variant in variants_of(rows, "doom")
+    }
+    least = min(ends.values())
+    return ends, [least, min(end for end in ends.values() if end > 2 * least)]
+
+
+def doom_table(rows: Rows) -> str:
+    """The paper's table 1 in Markdown."""
+    variants, (ends, steps) = variants_of(rows, "doom"), doom_ends(rows)
+    heads = [
+        "agent",
+        "runs",
+        *(f"{measure}, {end / 1000:.0f}k steps" for end in steps for measure in ("median", "mean")),
+    ]
+    shown = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for variant in variants:
+        cells = [variant, str(len({row["seed"] for row in rows if row["variant"] == variant}))]
+        for end in steps:
+            for column in ("score", "score_mean_capped"):
+                found = curves(rows, variant, column, np.array([end]))[:, 0] if ends[variant] >= end else []
+                cells.append(", ".join(f"{value:.2f}" for value in found))
+        shown.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
+    return "\n".join(shown)
+
+
 def page_table(lines: Sequence[Sequence[str]], rows: Rows, name: str) -> str:
     """In Markdown: scores, and what the experiment is about."""
+    if name == "doom":
+        return doom_table(rows)
     found = {(variant, measure): [float(one) for one in cells] for _, _, variant, _, measure, *cells in lines}
     first, *more = {
         "suite": ("variant", "tasks above random"),

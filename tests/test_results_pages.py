@@ -208,6 +208,24 @@ def test_what_is_said_of_a_memory_is_in_its_files():
     )
 
 
+def test_what_is_said_of_doom_is_in_its_file():
+    def ends(variant, column):
+        """Of each run of a single agent: the newest value by 300,000 steps, or the first after them."""
+        own = [row for row in rows_of("recurrent/doom.csv") if row["variant"] == variant and int(row["step"]) > 290_000]
+        runs = {row["seed"]: row for row in sorted(own, key=lambda row: -abs(int(row["step"]) - 300_000))}
+        assert len(runs) == 2
+        return statistics.mean(float(row[column]) for row in runs.values())
+
+    laser, *impala = (
+        f"{ends(variant, 'score_mean_capped'):.2f}"
+        for variant in ("LASER", "PopArt-IMPALA", "PopArt-IMPALA + PixelControl")
+    )
+    [without] = set(impala)
+    says("README.md", f"after 300,000 steps, LASER's mean capped score is {laser}, IMPALA's {without}")
+    basic, health = (ends("LASER", f"return_of_doom/{task}") for task in ("basic", "health_gathering"))
+    says("docs/results/recurrent/README.md", f"`basic` {basic:.0f}, its best; `health_gathering` {health:,.0f}")
+
+
 def test_what_is_said_of_peers_is_in_the_table_of_differences():
     better = {
         row["task"].partition("-v")[0]: row["better"]
