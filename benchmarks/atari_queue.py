@@ -42,7 +42,7 @@ COLUMNS = (
     "entropy", "acceptance", "acceptance_online", "lag_updates", "replay_age_updates", "gradient_norm", "value_loss", "learner_busy",
     "steps_per_second", "skipped_updates", "rollbacks", "trust_bound",
 )  # fmt: skip
-FIRST_RATE = 45_000.0  # frames/s of all workers together, until it has been measured
+FIRST_RATE = 45_000.0  # frames/s of all workers together, until it has been measured; of sweeps it was 33,500
 LOOK_S, SAY_S, MARGIN_S, STOP_S = 1.0, 30.0, 45.0, 20.0
 Row = dict[str, Any]
 
@@ -105,7 +105,8 @@ def run_part(name: str, folder: Path, threads: int) -> None:
 
     die_with(os.getppid())
     part = next(part for part in parts() if part.name == name)
-    each = max(1, threads // max(1, len(part.rates)))
+    # Members of a sweep act and learn in turns on one card: about half of them play at a time.
+    each = max(1, 2 * threads // len(part.rates)) if part.rates else threads
     config = override(config_of(part), {"environment.atari.threads": each, "run.threads": each})
     began = time.time()
     with contextlib.closing(MetricsLog(folder)) as log:
@@ -220,7 +221,10 @@ def work(asked: argparse.Namespace) -> int:
             failed += not _finish(one, asked.rows, asked.agents)
         spent = time.monotonic() - began
         frames = done_frames + sum(one.frames for one in running)
-        rate = FIRST_RATE if spent < 120 or not frames else frames / spent
+        first = (
+            0.75 * FIRST_RATE if any(part.rates for part in [one.part for one in running] + waiting[:1]) else FIRST_RATE
+        )
+        rate = first if spent < 120 or not frames else frames / spent
         left = sum(one.part.all_frames - one.frames for one in running)
         if waiting and len(running) < asked.workers:
             if (left + waiting[0].all_frames) / rate + MARGIN_S > end - time.monotonic():
