@@ -3,12 +3,13 @@
     python -m benchmarks.long_run steps --csv FILE         # one run with a full replay, a long log, 50 checkpoints
     python -m benchmarks.long_run checkpoint --csv FILE    # replays of Atari's shape: all of it new, and a part of it
     python -m benchmarks.long_run pause --csv FILE         # the longest time between two updates around a checkpoint
+    python -m benchmarks.long_run pause --held 14000000 --new 1000000 --rounds 1 --csv FILE   # at the paper's size
 
 `steps` is 10 million steps on a small scale: a replay that is full after a ninth of the run, rows every five updates, 60 checkpoints of
 which 50 are kept. Catch has episodes of one length, so that every step is the same work. Seconds are CPU time of the
 process, which other programs of the machine disturb least; what checkpoints take is counted apart.
 
-`pause` learns Breakout beside a replay of 200,000 steps on disk and 100,000 new ones: a checkpoint that the learner writes itself, then one
+`pause` learns Breakout beside a replay of `--held` steps on disk and `--new` ones that are not: a checkpoint that the learner writes itself, then one
 that a thread writes, in turns. Told are the seconds between the ends of two updates, by the clock (`clock_`) and less what the learner's
 thread waits for a core, since other programs may have it; `held_s` is the longest time that the learner only sees to a checkpoint.
 """
@@ -146,7 +147,7 @@ def pauses(runtime: str, writer: str, held: int, new: int, device: str) -> dict[
     directories.ASIDE_BYTES = 0 if writer == "a thread" else 1 << 62
     settings = {"environment.atari.full_action_space": True, "environment.slots": 4, "environment.atari.threads": 1}
     settings |= {"run.runtime": runtime, "run.device": device, "run.threads": 1, "run.checkpoint_every_steps": 0}
-    settings |= {"loss.unroll_steps": STEPS, "replay.capacity_steps": 2 * (held + new)}
+    settings |= {"loss.unroll_steps": STEPS, "replay.capacity_steps": held + new}
     if device == "cpu":  # updates of a second would hide a pause
         settings |= {"network.width": 1, "network.precision": "fp32", "loss.batch_unrolls": 8}
     pool, random = unrolls_of(STACKED, frames("breakout", 200, STACKED.context + STEPS + 1)), np.random.default_rng(1)
@@ -178,6 +179,8 @@ def main() -> None:
     parser.add_argument("what", choices=("steps", "checkpoint", "pause"))
     parser.add_argument("--steps", type=int, default=900_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--held", type=int, default=200_000)
+    parser.add_argument("--new", type=int, default=100_000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
@@ -189,7 +192,7 @@ def main() -> None:
     else:
         rows = []
         for runtime, writer in arguments.rounds * [*itertools.product(("serial", "local"), WRITERS)]:
-            rows.append(pauses(runtime, writer, 200_000, 100_000, arguments.device))
+            rows.append(pauses(runtime, writer, arguments.held, arguments.new, arguments.device))
             print(rows[-1], flush=True)
     for row in rows:
         print(row)
