@@ -348,7 +348,7 @@ def paper_size() -> list[str]:
         "`laser train ALE/GAME-v5 --recipe atari` as it is: the ×4 network, 256 environments, room for 15 M steps of replay, no sticky",
         "actions, a lost life ends the discount. One seed, alone on the card, stopped when the card's time was over; means over the",
         "training episodes of a million frames. The learning rate falls to 0 only at 200 M frames, so these are beginnings of runs. A",
-        "checkpoint, every million steps, stops training for 12 to 15 seconds.",
+        "checkpoint, every million steps, stopped training for 12 to 15 seconds; a thread writes it since.",
         "",
         "| game | 4 M | 8 M | 12 M | 16 M | paper, 200 M | minutes | frames/s | with checkpoints | first update, s |",
         "|---" * 10 + "|",
