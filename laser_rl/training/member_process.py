@@ -196,8 +196,8 @@ def main(start: Mapping[str, Any]) -> int:
     numbers: Sequence[int] = start["numbers"]
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in start["layout"].items()}
-    attached = {handle.file: Replay.attach(UnrollLayout(**fields), handle) for handle in set(handles.values())}
-    stores = [attached[handles[str(number)].file] for number in numbers] if handles else None
+    attached = {handle: Replay.attach(UnrollLayout(**fields), handle) for handle in set(handles.values())}
+    stores = [attached[handles[str(number)]] for number in numbers] if handles else None
     permits = None if start["permits"] is None else GpuSemaphore(*start["permits"])
     board, orders = (SharedStateStore(len(sweep.settings), *start[name]) for name in ("board", "orders"))
     begun = int(board.steps[numbers].sum())
