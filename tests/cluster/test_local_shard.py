@@ -97,7 +97,7 @@ def test_what_leaves_between_draw_and_read_is_drawn_again_without_a_bias():
             came += 1
         store.sample_into(64, random, batch, 0)
         counts += np.bincount(batch.version.numpy(), minlength=80)
-    assert store.counters()["replay_redrawn"] > 0
+    assert store.redrawn > 0
     assert stats.chisquare(counts).pvalue > 0.001
 
 
