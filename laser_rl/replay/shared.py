@@ -22,18 +22,17 @@ taken: a process that reads the same count twice knows that the holder has not c
 
 import fcntl
 import logging
-import mmap
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.records import carve, size_of
+from laser_rl.envs.records import carve, shared_arrays, size_of
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import compress_bound
 from laser_rl.replay.memory_layout import Bytes, Codec, Ids, shape_of
@@ -198,15 +197,13 @@ def make_room(
         "length": ((compressed,), "int64"),
         "blocks": ((ring,), "uint8"),
     }
-    size, file = size_of(fields), None
-    if not shared and handed is None:
-        memory = np.empty(size, np.uint8).data  # NumPy asks the kernel for large pages
+    if shared or handed is not None:
+        file, _, arrays = shared_arrays("laser-replay", fields, None if handed is None else os.dup(handed))
     else:
-        file = os.memfd_create("laser-replay") if handed is None else os.dup(handed)
-        if handed is None:
-            os.ftruncate(file, size)
-        memory = memoryview(mmap.mmap(file, size))
-    arrays: dict[str, Any] = carve(memory, fields)
+        file, arrays = (
+            None,
+            carve(np.empty(size_of(fields), np.uint8).data, fields),
+        )  # in large pages, which NumPy asks for
     if handed is None:
         for name in fields.keys() - {"blocks"}:
             arrays[name].fill(0)  # also memory that is zero: the first touch is the slow one
