@@ -175,8 +175,6 @@ class LearnerActor:
         self.training.by_clock = self.training.by_clock or not start.in_step
         load_published(self.training, start.state, start.steps)
         self._link.move(self.training.steps)
-        if store is not None:
-            self.training.extra["shards"] = store.counters
         self._source = RemoteBatchSource(self.training, self._inbox, actor, self._link, start.slack)
         self._publish_parameters()
         self._publishing = DutyCycle(PUBLISH_S, share=PUBLISH_SHARE, most_s=PUBLISH_MOST_S)

@@ -114,9 +114,9 @@ class ShardFiller:
 class LostShard(NamedTuple):
     """A shard that is gone, as it was last known."""
 
-    number: int
+    shard: ShardClient
     unrolls: int
-    by: str  # what became of its place: a shard with which number, or none
+    why: str
 
 
 @dataclass
@@ -136,7 +136,6 @@ class ShardSupervisor:
         self.lists = 0  # how often the shards have changed
         self._by_node: dict[str, _Supervised] = {}
         self._deaths: defaultdict[str, Backoff] = defaultdict(Backoff)  # by node
-        self.lost: list[LostShard] = []
         for node in nodes():
             self._start(node)
 
@@ -157,10 +156,8 @@ class ShardSupervisor:
         new = [node for node in self._nodes() if node not in self._by_node and self._deaths[node].pause_s() <= 0]
         for node in new:
             self._start(node)
-        lost = [self._lost(node, one) for node, one in gone]
-        self.lost += lost
-        self.lists += bool(lost or new)
-        return lost
+        self.lists += bool(gone or new)
+        return [_lost(one) for _, one in gone]
 
     def close(self) -> None:
         for shard in self.shards:
@@ -172,18 +169,10 @@ class ShardSupervisor:
         self._number += 1
         self._by_node[node] = _Supervised(shard, time.monotonic(), LongPoll(shard.report))
 
-    def _lost(self, node: str, one: _Supervised) -> LostShard:
-        first, end = (0, 0) if one.newest is None else one.newest.span
-        if node in self._by_node:
-            by = f"shard {self._by_node[node].shard.number}"
-        elif node in self._nodes():
-            deaths = self._deaths[node]
-            by = f"another in {deaths.pause_s():.0f} s, after {deaths.in_a_row} in a row died soon"
-        else:
-            by = "none: its node is gone"
-        why = one.reports.gone or "its node is gone"
-        log.warning("%s is lost (%s) with about %d unrolls; its place is taken by %s", one.shard, why, end - first, by)
-        return LostShard(one.shard.number, end - first, by)
+
+def _lost(one: _Supervised) -> LostShard:
+    first, end = (0, 0) if one.newest is None else one.newest.span
+    return LostShard(one.shard, end - first, one.reports.gone or "its node is gone")
 
 
 class Replays:

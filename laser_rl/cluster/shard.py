@@ -21,8 +21,8 @@ from laser_rl.cluster.calls import Answer, AnswerLost, awaited, on_node, ray, st
 from laser_rl.errors import ConfigError
 from laser_rl.replay.memory_estimate import unrolls_of
 from laser_rl.replay.memory_layout import Codec, Ids, Packed
-from laser_rl.replay.shared import LentBlock
-from laser_rl.replay.store import Replay, borrow
+from laser_rl.replay.shared import Handle
+from laser_rl.replay.store import Replay
 from laser_rl.types import UnrollLayout
 
 log = logging.getLogger("laser_rl.training")
@@ -82,8 +82,8 @@ class Shard:
     def gather(self, ids: Ids) -> Gathered:
         return gathered(self._store, ids)
 
-    def lend(self) -> LentBlock:
-        return LentBlock.of(self._store.handle())
+    def lend(self) -> Handle:
+        return self._store.handle()
 
     def report(self) -> ShardReport:
         first, end = self._store.span()
@@ -141,7 +141,7 @@ class ShardClient:
             return None
         try:
             lent = awaited(self._call("lend", WATCH), "a learner", f"{self} to say where its memory is")
-            return borrow(self.plan.layout, lent)
+            return Replay.attach(self.plan.layout, lent)
         except (AnswerLost, TimeoutError, ConfigError, OSError) as error:
             log.info("%s is called for every batch: %s", self, error)
             return None

@@ -204,8 +204,7 @@ class ShardedReplay:
         self._ahead, self._empty_s = ahead, empty_s
         self._unpacking, self._under_way = Unpacking(layout), deque[_Draw]()  # oldest first
         self._lock = threading.Lock()  # of what is under way
-        self._redrawn = self._drawn = 0
-        self._waited_s = 0.0
+        self.redrawn = 0  # of what was drawn had left its shard meanwhile
 
     def __len__(self) -> int:
         return len(self.directory.spans())
@@ -229,16 +228,6 @@ class ShardedReplay:
                 members[member] = members.get(member, 0) + count
         held = sum(members.values())
         return {member: count / held for member, count in sorted(members.items())}
-
-    def counters(self) -> dict[str, float]:
-        return {
-            "replay_drawn": float(self._drawn),
-            "replay_redrawn": float(self._redrawn),
-            "replay_waited_s": self._waited_s,
-            "replay_lost_shards": float(self.directory.lost_shards),
-            "replay_lost_unrolls": float(self.directory.lost_unrolls),
-            "replay_shards": float(len(self.directory.shards())),
-        }
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
         """Uniform draws over all shards with replacement, into columns of a batch, those of one shard side by side; returns global ids."""
@@ -272,7 +261,6 @@ class ShardedReplay:
         for number, ids in spans.draw(count, random):
             if (shard := shards.get(number)) is not None:  # otherwise it has just been lost, and `_fill` draws again
                 pieces.append((shard, ids, shard.gather(ids)))
-        self._drawn += count
         return _Draw(count, spans, pieces)
 
     def _fill(self, draw: _Draw, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
@@ -289,19 +277,16 @@ class ShardedReplay:
             missing = end - at
             if not missing:
                 return np.concatenate(found)
-            self._redrawn += missing
+            self.redrawn += missing
             left = draw.spans.left(self.directory.held())
             draw = self._draw(left if len(left) else self._spans(), missing, random)
 
     def _gathered(self, shard: ShardClient, answer: Answer[Gathered]) -> Gathered | None:
-        begin = time.monotonic()
         try:
             gathered = awaited(answer, "the learner", f"unrolls from {shard}", ANSWER_S)
         except (AnswerLost, TimeoutError) as error:
             self.directory.failed(shard.number, error)
             return None
-        finally:
-            self._waited_s += time.monotonic() - begin
         self.directory.heard(shard.number, gathered.span)
         return gathered
 

@@ -110,9 +110,8 @@ class ClusterSupervisor(SweepSupervisor):
         for member in range(self.known.members):
             supervisor = self.replays.supervisors[0 if self._shared else member]
             self.links.shards[member] = supervisor.lists, supervisor.shards
-        for shard in lost:
-            values: dict[str, Value] = {"unrolls": shard.unrolls, "by": shard.by}
-            self._report_lost(f"{shard.unrolls:,} unrolls of shard {shard.number}", values)
+        for shard, unrolls, why in lost:
+            self._report_lost(f"{unrolls:,} unrolls of {shard}: {why}", {"unrolls": unrolls})
 
     def _require_head(self) -> None:
         if self.watch.head_is_lost:

@@ -113,7 +113,7 @@ class AtariEnvironments(Environments):
             games.close()
 
 
-class Emulators:
+class Emulators(AtariEnvironments):
     """All slots of a worker process, stepped by one thread of ALE; `advance` writes their rows where a `Slot` would write its own.
 
     `members` says of each slot its number, that of its last episode and whether that was cut off, as for a worker that is replaced.
@@ -131,29 +131,24 @@ class Emulators:
         self._watch, self._first = watch, members[0][0]
         watch(CONSTRUCTING, self._first)
         alone = settings.model_copy(update={"threads": 1})
-        self._games = AtariEnvironments(game, slots=len(members), seed=seed, settings=alone, first=self._first)
-        self._games.episodes.number[:] = [episode + 1 for _, episode, _ in members]
-        self._every = np.arange(len(members))
+        super().__init__(game, slots=len(members), seed=seed, settings=alone, first=self._first)
+        self.episodes.number[:] = [episode + 1 for _, episode, _ in members]
         self._broken: list[bool] | None = [broken for *_, broken in members]  # None after the first rows
-        self.spec = self._games.spec
 
     def bind(self, block: RowBlock, index: int) -> None:
-        own = slice(index, index + self._games.slots)
+        own = slice(index, index + self.slots)
         self._own, self._rows = own, Rows(*(column[own] for column in block.rows))  # type: ignore[arg-type]
 
     def advance(self, action: Array) -> None:
         """Rows of all slots; the first ones ignore the actions."""
         broken, self._broken = self._broken, None
         self._watch(STEPPING if broken is None else RESETTING, self._first)
-        rows = self._games.reset() if broken is not None else self._games.step(self._every, action[self._own])
+        rows = self.reset() if broken is not None else self.step(self._every, action[self._own])
         columns: Any = zip(self._rows[1:], rows[1:], strict=True)
         for column, newest in columns:
             np.copyto(column, newest)
         if broken is not None:
             self._rows.restarted[:] = broken
-
-    def close(self) -> None:
-        self._games.close()
 
 
 class AtariWorkers(PoolEnvironments):
@@ -162,6 +157,9 @@ class AtariWorkers(PoolEnvironments):
     Without `lockstep` the workers are two groups that take turns: a step sends off those of `slots` and brings the rows of the group that
     was sent longest ago, so that one group plays while the actor decides for the other.
     """
+
+    # ALE cannot play an episode again: there is no state, and one is refused.
+    state_dict, load_state_dict = Environments.state_dict, Environments.load_state_dict
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from laser_rl.envs import worker as protocol
 from laser_rl.envs.border import LOGGER, warn_once
-from laser_rl.envs.records import ActionHistory, Array, Environments, EnvironmentSpec, Ints, Rows, read_spec
+from laser_rl.envs.records import ActionHistory, Array, EnvironmentSpec, Ints, Rows, read_spec
 from laser_rl.envs.slot import CONSTRUCTING, RESTARTS, TIMEOUTS, OnBadValue, SlotEnvironments
 from laser_rl.errors import EnvironmentEnded, EnvironmentRefused
 
@@ -89,12 +89,7 @@ class PoolEnvironments(SlotEnvironments):
         self.send(slots, action)
         return self._received(all_rows=self._lockstep)
 
-    def state_dict(self) -> Mapping[str, Array] | None:
-        return None if self._start["whole"] else super().state_dict()
-
     def load_state_dict(self, state: Mapping[str, Array]) -> Rows:
-        if self._start["whole"]:
-            return Environments.load_state_dict(self, state)  # refuses
         self.send_state(state)
         return self._received()
 
@@ -117,8 +112,7 @@ class PoolEnvironments(SlotEnvironments):
     def receive(self) -> Rows:
         slots, self.arrived = np.array(sorted(self.arrived), np.int64), []
         rows = self._block.take(slots)
-        if not self._start["whole"]:  # those cannot be rebuilt
-            self._history.note(rows, None if self._loading else self._action[slots], self._block.digest[slots])
+        self._history.note(rows, None if self._loading else self._action[slots], self._block.digest[slots])
         self._loading = False
         return rows
 

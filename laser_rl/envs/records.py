@@ -7,6 +7,8 @@ transition but brings the first row of the next episode (`is_first`). Everything
 import dataclasses
 import json
 import math
+import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -286,8 +288,19 @@ def size_of(fields: Fields) -> int:
     return sum(_aligned(shape, dtype) for shape, dtype in fields.values())
 
 
-def carve(buffer: memoryview | bytearray, fields: Fields) -> dict[str, Array]:
-    arrays: dict[str, Array] = {}
+def shared_arrays(
+    name: str, fields: Fields, handle: int | None = None
+) -> tuple[int, mmap.mmap, dict[str, NDArray[Any]]]:
+    """Arrays in a file without a name, or in another process's: its descriptor, memory and arrays. It goes with the last that has it."""
+    file, size = os.memfd_create(name) if handle is None else handle, size_of(fields)
+    if os.fstat(file).st_size < size:  # never shrinks what another process has mapped
+        os.ftruncate(file, size)
+    memory = mmap.mmap(file, size)
+    return file, memory, carve(memoryview(memory), fields)
+
+
+def carve(buffer: memoryview | bytearray, fields: Fields) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {}
     offset = 0
     for name, (shape, dtype) in fields.items():
         arrays[name] = np.ndarray(shape, dtype, buffer=buffer, offset=offset)

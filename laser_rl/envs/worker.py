@@ -10,7 +10,6 @@ so a row without an answer is never read.
 import contextlib
 import ctypes
 import json
-import mmap
 import os
 import signal
 import struct
@@ -203,8 +202,8 @@ class SupervisedWorker:
 def map_control(handle: int, workers: int, slots: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Shared: what each worker is doing (a cache line each), and the faults of each slot."""
     fields = {"activity": ((workers, 8), "int64"), "counts": ((slots, len(COUNTERS)), "int64")}
-    activity, counts = _map(handle, fields).values()
-    return activity, counts
+    *_, arrays = records.shared_arrays("", fields, handle)
+    return arrays["activity"], arrays["counts"]
 
 
 def map_rows(
@@ -213,13 +212,8 @@ def map_rows(
     """Shared: the rows, the actions, and which slots are asked to act."""
     shape, dtype = records.action_layout(spec.action)
     asked = {"action": ((slots, *shape), dtype), "asked": ((slots,), "bool")}
-    arrays = _map(handle, {**records.block_fields(spec.observation, slots), **asked})
+    *_, arrays = records.shared_arrays("", {**records.block_fields(spec.observation, slots), **asked}, handle)
     return records.block_over(arrays), arrays["action"], cast("records.Flags", arrays["asked"])
-
-
-def _map(handle: int, fields: records.Fields) -> dict[str, records.Array]:
-    os.posix_fallocate(handle, 0, records.size_of(fields))  # never shrinks what another process has mapped
-    return records.carve(memoryview(mmap.mmap(handle, 0)), fields)
 
 
 class Worker:

@@ -22,18 +22,17 @@ taken: a process that reads the same count twice knows that the holder has not c
 
 import fcntl
 import logging
-import mmap
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from laser_rl.envs.records import carve, size_of
+from laser_rl.envs.records import carve, shared_arrays, size_of
 from laser_rl.errors import ConfigError
 from laser_rl.replay.encoded_unrolls import compress_bound
 from laser_rl.replay.memory_layout import Bytes, Codec, Ids, shape_of
@@ -149,31 +148,19 @@ os.register_at_fork(after_in_child=_renew_all)
 
 
 class Handle(NamedTuple):
-    """What another process needs to attach: an open file, and numbers. A list of it is JSON."""
+    """Where the memory of a store is, for other processes of its machine and user, as long as its owner lives. A list of it is JSON.
 
-    file: int  # descriptor, to be passed on with `pass_fds`
-    capacity_steps: int
-    codec: Codec
-    budget_bytes: int | None
-
-
-class LentBlock(NamedTuple):
-    """Where the memory of a store is, for processes that its owner did not start.
-
-    A descriptor can be handed to children only. Others of the same machine and user open the same file under /proc. A number of a process
-    or of a descriptor may mean something else there, in a container or once the owner is gone: the inode says whether it is the right file.
+    They open the owner's file under /proc. A number of a process or of a descriptor may mean something else there, in a container or once
+    the owner is gone: device and inode say whether it is the right file.
     """
 
     process: int
+    file: int  # the owner's descriptor
     device: int
     inode: int  # of the file, as long as a process has it open
-    handle: Handle
-
-    @classmethod
-    def of(cls, handle: Handle) -> "LentBlock":
-        """Lend the memory of this process; for `borrow` in any process of this machine and user, as long as this one lives."""
-        found = os.fstat(handle.file)
-        return cls(os.getpid(), found.st_dev, found.st_ino, handle)
+    capacity_steps: int
+    codec: Codec
+    budget_bytes: int | None
 
 
 class Room(NamedTuple):
@@ -198,7 +185,7 @@ class Room(NamedTuple):
 def make_room(
     layout: UnrollLayout, capacity: int, budget_bytes: int | None, *, shared: bool, handed: int | None = None
 ) -> Room:
-    """Memory for `capacity` unrolls, compressed within a budget, raw without; `shared`: in a new file, or as it is in a `handed` one."""
+    """Memory for `capacity` unrolls, compressed within a budget, raw without; see `Replay` for the others."""
     sizes, ring = shape_of(layout), 0 if budget_bytes is None else ring_bytes(layout, capacity, budget_bytes)
     raw, compressed = (capacity, 0) if budget_bytes is None else (0, capacity)
     fields = {
@@ -210,15 +197,13 @@ def make_room(
         "length": ((compressed,), "int64"),
         "blocks": ((ring,), "uint8"),
     }
-    size, file = size_of(fields), None
-    if not shared:
-        memory = np.empty(size, np.uint8).data  # NumPy asks the kernel for large pages
+    if shared or handed is not None:
+        file, _, arrays = shared_arrays("laser-replay", fields, None if handed is None else os.dup(handed))
     else:
-        file = os.memfd_create("laser-replay") if handed is None else os.dup(handed)
-        if handed is None:
-            os.ftruncate(file, size)
-        memory = memoryview(mmap.mmap(file, size))
-    arrays: dict[str, Any] = carve(memory, fields)
+        file, arrays = (
+            None,
+            carve(np.empty(size_of(fields), np.uint8).data, fields),
+        )  # in large pages, which NumPy asks for
     if handed is None:
         for name in fields.keys() - {"blocks"}:
             arrays[name].fill(0)  # also memory that is zero: the first touch is the slow one

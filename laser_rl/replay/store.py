@@ -32,7 +32,6 @@ from laser_rl.replay.shared import (
     TOUCHED,
     UNSETTLED,
     Handle,
-    LentBlock,
     Room,
     SharedLock,
     make_room,
@@ -132,7 +131,7 @@ class Replay:
 
     An unroll's id is the number of unrolls inserted before it. `codec` "auto" compresses pictures and keeps everything else raw;
     without a budget a tenth of the raw size is assumed, and the oldest unrolls leave early when frames compress less well than that.
-    `shared` puts the store into memory that other processes can `attach` to.
+    `shared` puts the store into memory that other processes can `attach` to, in a new file, or as it is in a `handed` one.
     """
 
     def __init__(
@@ -142,7 +141,8 @@ class Replay:
         *,
         codec: Literal["auto"] | Codec = "auto",
         budget_bytes: int | None = None,
-        shared: bool | Handle = False,
+        shared: bool = False,
+        handed: int | None = None,
     ) -> None:
         self.layout = layout
         self.capacity = unrolls_of(layout, capacity_steps)  # in unrolls
@@ -151,8 +151,7 @@ class Replay:
         if self.codec == "zstd":
             self.budget_bytes = default_budget(layout, capacity_steps) if budget_bytes is None else budget_bytes
         self._unpacking = Unpacking(layout)
-        handed = shared.file if isinstance(shared, Handle) else None
-        self._room = make_room(layout, self.capacity, self.budget_bytes, shared=bool(shared), handed=handed)
+        self._room = make_room(layout, self.capacity, self.budget_bytes, shared=shared, handed=handed)
         if self._room.file is not None:
             weakref.finalize(self, os.close, self._room.file)
         self.lock: threading.Lock | SharedLock = self._room.lock  # of all processes, if the store is shared
@@ -162,15 +161,34 @@ class Replay:
 
     @classmethod
     def attach(cls, layout: UnrollLayout, handle: Handle) -> "Replay":
-        """The store of another process, from its `handle`: nothing is copied. A child has to be started with `pass_fds=[handle.file]`."""
-        steps, codec, budget = handle.capacity_steps, handle.codec, handle.budget_bytes
-        return cls(layout, steps, codec=codec, budget_bytes=budget, shared=handle)
+        """The store of another process, from its `handle`: nothing is copied, and what is there stays readable when its owner has died.
+
+        ConfigError if the memory cannot be reached.
+        """
+        path = f"/proc/{handle.process}/fd/{handle.file}"
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(
+                f"expected the memory of a replay at {path}, got: {error}; attach only from processes of the same machine and user"
+            ) from error
+        try:
+            found = os.fstat(file)
+            if (found.st_dev, found.st_ino) != (handle.device, handle.inode):
+                raise ConfigError(
+                    f"expected the memory of a replay at {path}, found another file; its process is gone, or is in another container"
+                )
+            *_, steps, codec, budget = handle
+            return cls(layout, steps, codec=codec, budget_bytes=budget, handed=file)
+        finally:
+            os.close(file)
 
     def handle(self) -> Handle:
-        """For `attach`; the file in it stays ours, and open as long as this store exists."""
+        """For `attach` in other processes, as long as this store exists."""
         assert self._room.file is not None, "expected a replay that was made with shared=True"  # noqa: S101
-        steps = self.capacity * self.layout.steps
-        return Handle(self._room.file, steps, self.codec, self.budget_bytes)
+        steps, found = self.capacity * self.layout.steps, os.fstat(self._room.file)
+        own = os.getpid(), self._room.file, found.st_dev, found.st_ino
+        return Handle(*own, steps, self.codec, self.budget_bytes)
 
     def __len__(self) -> int:
         first, end = self.span()
@@ -301,23 +319,3 @@ def outrun(store: Replay) -> ConfigError:
         f"unrolls leave the replay before they can be read, again and again: it holds only {store.capacity} of them; "
         "raise --replay.capacity-steps"
     )
-
-
-def borrow(layout: UnrollLayout, lent: LentBlock) -> Replay:
-    """The store of any process of this machine, readable even if its owner dies; ConfigError if its memory cannot be reached."""
-    path = f"/proc/{lent.process}/fd/{lent.handle.file}"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(
-            f"expected the memory of a replay at {path}, got: {error}; attach only from processes of the same machine and user"
-        ) from error
-    try:
-        found = os.fstat(file)
-        if (found.st_dev, found.st_ino) != (lent.device, lent.inode):
-            raise ConfigError(
-                f"expected the memory of a replay at {path}, found another file; its process is gone, or is in another container"
-            )
-        return Replay.attach(layout, lent.handle._replace(file=file))
-    finally:
-        os.close(file)

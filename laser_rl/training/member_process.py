@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from laser_rl.envs.records import carve, size_of
+from laser_rl.envs.records import shared_arrays
 from laser_rl.gpu_streams import marked, wait_for
 from laser_rl.metrics.log import MetricsLog
 from laser_rl.metrics.standing import Exploit
@@ -28,7 +27,6 @@ from laser_rl.training.build_group import build_group
 from laser_rl.training.launch import run
 from laser_rl.training.member_training import MemberTraining, Pause
 from laser_rl.training.pbt import exploit_of
-from laser_rl.training.process_handle import shared_memory
 from laser_rl.training.saving import load_published, parsed, published
 from laser_rl.training.settings import settings_from
 from laser_rl.training.stall import StallWarning
@@ -76,8 +74,7 @@ class SharedStateStore(States):
             "checksum": ((members, 2), "int64"),
             "boxes": ((members, 2, size), "uint8"),
         }
-        self.handle, memory = shared_memory("laser-board", size_of(fields), handle)
-        arrays: dict[str, NDArray[Any]] = carve(memoryview(memory), fields)
+        self.handle, _, arrays = shared_arrays("laser-board", fields, handle)
         self.steps, self.ended, self.stop, self._current, self._length, self._checksum, self._boxes = arrays.values()
 
     def put(self, member: int, data: bytes) -> None:
@@ -196,8 +193,8 @@ def main(start: Mapping[str, Any]) -> int:
     numbers: Sequence[int] = start["numbers"]
     handles = {number: Handle(*handle) for number, handle in start["stores"].items()}
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in start["layout"].items()}
-    attached = {handle.file: Replay.attach(UnrollLayout(**fields), handle) for handle in set(handles.values())}
-    stores = [attached[handles[str(number)].file] for number in numbers] if handles else None
+    attached = {handle: Replay.attach(UnrollLayout(**fields), handle) for handle in set(handles.values())}
+    stores = [attached[handles[str(number)]] for number in numbers] if handles else None
     permits = None if start["permits"] is None else GpuSemaphore(*start["permits"])
     board, orders = (SharedStateStore(len(sweep.settings), *start[name]) for name in ("board", "orders"))
     begun = int(board.steps[numbers].sum())

@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import json
 import logging
-import mmap
 import os
 import subprocess
 import sys
@@ -44,13 +43,6 @@ def start_child(
         arguments = [str(os.getpid()), str(nice), module, str(file.fileno())]
         handles = [*files, file.fileno()]
         return start_python(__name__, arguments, handles, env={**os.environ, **(env or {})}, **pipes)
-
-
-def shared_memory(name: str, size: int, handle: int | None) -> tuple[int, mmap.mmap]:
-    """Memory of this many bytes in a file without a name, or in that of another process; it goes with the last process that has it."""
-    file = os.memfd_create(name) if handle is None else handle
-    os.ftruncate(file, size)
-    return file, mmap.mmap(file, size)
 
 
 def main() -> NoReturn:

@@ -32,7 +32,7 @@ from laser_rl.agent.parallel import Team, own_columns
 from laser_rl.checkpoint.snapshot import flat, grouped
 from laser_rl.config import Config, override, validated
 from laser_rl.envs.construct import stored_name
-from laser_rl.envs.records import EnvironmentSpec, carve, read_spec, size_of, write_spec
+from laser_rl.envs.records import EnvironmentSpec, read_spec, shared_arrays, write_spec
 from laser_rl.envs.worker import end_group
 from laser_rl.errors import ConfigError
 from laser_rl.gpu_streams import own_stream
@@ -40,7 +40,7 @@ from laser_rl.networks.build import TorsoSource, family_of
 from laser_rl.replay.memory_layout import Parts, shape_of, views
 from laser_rl.training.build import RankLost, build_learner, layout_of, threads_of
 from laser_rl.training.member_group import PinnedBatch
-from laser_rl.training.process_handle import shared_memory, start_child
+from laser_rl.training.process_handle import start_child
 from laser_rl.training.stall import GIVE_UP_S, PATIENCE_S, SAY_AFTER_S, StallWarning
 from laser_rl.types import Batch, UnrollLayout
 
@@ -141,8 +141,7 @@ class SharedBatches:
         for number in range(BATCHES):
             fields[f"records{number}"] = ((columns, sizes.record_bytes), "uint8")
             fields[f"frames{number}"] = ((columns, rows, frame * sizes.frame_bytes), "uint8")
-        self.handle, self._memory = shared_memory("laser-batches", size_of(fields), handle)
-        self._arrays = carve(memoryview(self._memory), fields)
+        self.handle, self._memory, self._arrays = shared_arrays("laser-batches", fields, handle)
         self.done = self._arrays["done"]  # orders that each rank has carried out
 
     def part(self, number: int, team: Team) -> Batch:

@@ -265,7 +265,7 @@ class ProcessSupervisor(SweepSupervisor):
             "threads": cores,
             "permits": None if self.permits is None else [self.permits.most, self.permits.handle],
         }
-        files = {self.board.handle, self.orders.handle, *(handle.file for handle in stores.values())}
+        files = {self.board.handle, self.orders.handle}
         files |= set() if self.permits is None else {self.permits.handle}
         return ProcessHandle(numbers, start, sorted(files))
 

@@ -16,7 +16,7 @@ from laser_rl.cluster.calls import ActorGone, Answer, on_node, ray, start_actor
 from laser_rl.cluster.channels import RunnerInbox
 from laser_rl.cluster.learner_actor import LearnerActor
 from laser_rl.cluster.shard import THREADS, Shard, ShardClient
-from laser_rl.replay.store import borrow
+from laser_rl.replay.store import Replay
 
 STORE_BYTES = 100 << 20
 NODES = 3
@@ -168,7 +168,7 @@ class NearShard(ShardClient):
 
     def lend(self):
         """Let readers map its memory from now on."""
-        self.mapped = borrow(self.plan.layout, self.shard.lend())
+        self.mapped = Replay.attach(self.plan.layout, self.shard.lend())
 
     def span(self):
         return self.shard.report().span

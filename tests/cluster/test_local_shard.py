@@ -19,7 +19,7 @@ from laser_rl.errors import ConfigError
 from laser_rl.replay import shared
 from laser_rl.replay.encoded_unrolls import seal
 from laser_rl.replay.memory_layout import allocate, fields_of, pack
-from laser_rl.replay.store import borrow
+from laser_rl.replay.store import Replay
 from tests.cluster.raylets import NearActor, NearShard, send
 from tests.replay.inputs import STACKED, VECTOR, numbered
 
@@ -65,7 +65,7 @@ def test_a_shard_of_this_node_is_read_and_one_of_another_node_or_container_is_ca
     def unreachable(layout, lent):
         raise ConfigError("it is in another container")
 
-    monkeypatch.setattr(shard_module, "borrow", unreachable)
+    monkeypatch.setattr(Replay, "attach", unreachable)
     contained = ShardClient(client.actor, client.plan, "node", "where")
     assert versions(contained) == [3, 5]
     assert contained.mapped is None
@@ -97,7 +97,7 @@ def test_what_leaves_between_draw_and_read_is_drawn_again_without_a_bias():
             came += 1
         store.sample_into(64, random, batch, 0)
         counts += np.bincount(batch.version.numpy(), minlength=80)
-    assert store.counters()["replay_redrawn"] > 0
+    assert store.redrawn > 0
     assert stats.chisquare(counts).pvalue > 0.001
 
 
@@ -122,7 +122,7 @@ def test_a_holder_of_the_lock_that_has_stopped_costs_one_batch_its_shard(monkeyp
 def test_a_delivery_is_in_once_after_a_reader_that_had_stopped_goes_on(monkeypatch):
     monkeypatch.setattr(shared, "LOCK_S", 0.2)
     shard = seen(VECTOR, range(4))
-    writer, reader = ReplayWriter(lambda: [shard], "t"), borrow(VECTOR, shard.shard.lend())
+    writer, reader = ReplayWriter(lambda: [shard], "t"), Replay.attach(VECTOR, shard.shard.lend())
     encoded = seal(pack(VECTOR, numbered(VECTOR, range(4, 9))), "raw")
     with reader.lock:
         assert not any(writer.send(encoded, 0.3) for _ in range(3))

@@ -9,7 +9,7 @@ from laser_rl.cluster.shard import Shard, ShardPlan
 from laser_rl.cluster.shard import gathered as gathered_of
 from laser_rl.replay.encoded_unrolls import Unpacking, seal, unseal
 from laser_rl.replay.memory_layout import allocate, pack, parts_of, unpack
-from laser_rl.replay.store import borrow
+from laser_rl.replay.store import Replay
 from tests.replay.inputs import LAYOUTS, STACKED, VECTOR, assert_column, assert_same, numbered
 
 CODECS = pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -54,7 +54,7 @@ def test_a_gather_gives_what_is_still_held_in_the_order_asked(codec, lent):
     shard = shard_of(STACKED, unrolls=5, codec=codec)
     shard.insert("a", 0, parcel_of(STACKED, range(8), codec))
     asked = np.array([7, 1, 3, 7, 8, 2])
-    gathered = gathered_of(borrow(STACKED, shard.lend()), asked) if lent else shard.gather(asked)
+    gathered = gathered_of(Replay.attach(STACKED, shard.lend()), asked) if lent else shard.gather(asked)
     assert gathered.held.tolist() == [True, False, True, True, False, False]
     assert gathered.span == (3, 8)
     assert gathered.encoded.codec == codec

@@ -108,7 +108,7 @@ def test_unrolls_of_unequal_shards_are_equally_likely_while_others_leave_and_com
     assert not counts[5:45].any()
     assert not counts[65:95].any()
     assert stats.chisquare(np.concatenate([counts[:5], counts[45:65], counts[95:]])).pvalue > 0.001
-    assert store.counters()["replay_redrawn"] > 4000
+    assert store.redrawn > 4000
 
 
 def test_the_first_draw_waits_until_all_shards_have_said_what_they_hold():
@@ -136,7 +136,7 @@ def test_a_lost_shard_takes_its_unrolls_and_a_replacement_is_drawn_from(caplog):
             ids = store.sample_into(50, random, batch, 0)
     assert set(batch.version.tolist()) <= set(range(20))
     assert not (ids >> SHARD_BITS).any()
-    assert [store.counters()[f"replay_lost_{what}"] for what in ("shards", "unrolls")] == [1, 30]
+    assert (store.directory.lost_shards, store.directory.lost_unrolls) == (1, 30)
     assert (
         sum("shard 1 of the replay on this node is lost with about 30 unrolls" in line for line in caplog.messages) == 1
     )
@@ -162,7 +162,7 @@ def test_a_shard_that_does_not_answer_is_left_out_until_it_does(caplog, monkeypa
     store.sample_into(50, random, batch, 0)
     assert set(batch.version.tolist()) <= set(range(20))
     assert "shard 1 of the replay on this node does not answer" in caplog.text
-    assert store.counters()["replay_lost_shards"] == 0
+    assert store.directory.lost_shards == 0
     asleep.set()
     store.sample_into(50, random, batch, 0)
     assert (batch.version >= 20).any()

@@ -10,28 +10,22 @@ import numpy as np
 import pytest
 
 from laser_rl.errors import ConfigError
-from laser_rl.replay.shared import Handle, LentBlock
-from laser_rl.replay.store import Replay, borrow
+from laser_rl.replay.shared import Handle
+from laser_rl.replay.store import Replay
 from tests.replay.inputs import STACKED, VECTOR, assert_same, numbered
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
 import json, sys
 from laser_rl.replay.store import Replay
-from laser_rl.replay.shared import LentBlock
 from tests.replay.inputs import STACKED, numbered
 store = Replay(STACKED, 50 * STACKED.steps, codec=sys.argv[1], budget_bytes=10**7, shared=True)
 store.insert(numbered(STACKED, range(30)))
-print(json.dumps(LentBlock.of(store.handle())), flush=True)
+print(json.dumps(store.handle()), flush=True)
 for line in sys.stdin:
     store.insert(numbered(STACKED, range(30, 70)))
     print("in", flush=True)
 """
-
-
-def lent_of(line):
-    *numbers, handle = json.loads(line)
-    return LentBlock(*numbers, Handle(*handle))
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -40,8 +34,8 @@ def test_a_stranger_reads_what_comes_in_and_what_a_killed_owner_left(codec):
         [sys.executable, "-c", OWNER, codec], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as owner:
         try:
-            lent = lent_of(owner.stdout.readline())
-            store = borrow(STACKED, lent)
+            lent = Handle(*json.loads(owner.stdout.readline()))
+            store = Replay.attach(STACKED, lent)
             assert_same(store.export(np.arange(30)), numbered(STACKED, range(30)))
             owner.stdin.write("more\n")
             owner.stdin.flush()
@@ -52,21 +46,21 @@ def test_a_stranger_reads_what_comes_in_and_what_a_killed_owner_left(codec):
             owner.wait(60)
     assert_same(store.export(np.arange(20, 70)), numbered(STACKED, range(20, 70)))
     with pytest.raises(ConfigError, match=r"expected the memory of a replay at /proc/\d+/fd/\d+, got"):
-        borrow(STACKED, lent)
+        Replay.attach(STACKED, lent)
 
 
 def test_another_file_under_the_same_numbers_is_refused():
     """As in a container, or when the numbers of a dead owner have been given again."""
     store, other = (Replay(VECTOR, 10 * VECTOR.steps, shared=True) for _ in range(2))
     store.insert(numbered(VECTOR, range(3)))
-    right = LentBlock.of(store.handle())
-    assert len(borrow(VECTOR, right)) == 3
+    right = store.handle()
+    assert len(Replay.attach(VECTOR, right)) == 3
     opened = len(list(Path("/proc/self/fd").iterdir()))
     for wrong in (
-        right._replace(handle=LentBlock.of(other.handle()).handle),
+        right._replace(file=other.handle().file),
         right._replace(inode=right.inode + 1),
         right._replace(device=right.device + 1),
     ):
         with pytest.raises(ConfigError, match="found another file"):
-            borrow(VECTOR, wrong)
+            Replay.attach(VECTOR, wrong)
     assert len(list(Path("/proc/self/fd").iterdir())) == opened

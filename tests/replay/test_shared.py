@@ -41,14 +41,14 @@ def everything(store):
     return np.arange(store.first_id, store.next_id)
 
 
-# Children. One process imports once and forks whoever is asked for: each attaches by its own means, as after pass_fds.
+# Children. One process imports once and forks whoever is asked for: each attaches by its own means.
 
 
 class Child:
     def __init__(self, nursery, store, role, *arguments):
         ours, theirs = socket.socketpair()
         request = json.dumps([role, store.handle(), arguments]).encode()
-        socket.send_fds(nursery, [request], [store.handle().file, theirs.fileno()])
+        socket.send_fds(nursery, [request], [theirs.fileno()])
         theirs.close()
         ours.settimeout(PATIENCE_S)
         self.socket, self.pid = ours, int(ours.recv(16))
@@ -72,14 +72,13 @@ def serve(number):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     requests = socket.socket(fileno=number)
     while True:
-        message, descriptors, *_ = socket.recv_fds(requests, 4096, 2)
+        message, descriptors, *_ = socket.recv_fds(requests, 4096, 1)
         if not message:
             return
-        (file, answers), (role, handle, arguments) = descriptors, json.loads(message)
+        (answers,), (role, handle, arguments) = descriptors, json.loads(message)
         if not os.fork():
             requests.close()
-            _live(socket.socket(fileno=answers), role, Handle(*handle)._replace(file=file), arguments)
-        os.close(file)
+            _live(socket.socket(fileno=answers), role, Handle(*handle), arguments)
         os.close(answers)
 
 
@@ -246,7 +245,6 @@ def test_a_process_of_its_own_attaches_without_copying():
     digests = [digest_of(store) for store in stores]
     answer = subprocess.run(
         [sys.executable, "-c", STRANGER, *(json.dumps(store.handle()) for store in stores)],
-        pass_fds=[store.handle().file for store in stores],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         check=True,
