@@ -200,10 +200,8 @@ def make_room(
     if shared or handed is not None:
         file, _, arrays = shared_arrays("laser-replay", fields, None if handed is None else os.dup(handed))
     else:
-        file, arrays = (
-            None,
-            carve(np.empty(size_of(fields), np.uint8).data, fields),
-        )  # in large pages, which NumPy asks for
+        memory = np.empty(size_of(fields), np.uint8).data  # NumPy asks the kernel for large pages
+        file, arrays = None, carve(memory, fields)
     if handed is None:
         for name in fields.keys() - {"blocks"}:
             arrays[name].fill(0)  # also memory that is zero: the first touch is the slow one
