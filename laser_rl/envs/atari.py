@@ -3,6 +3,7 @@
 Its defaults clip rewards, press fire on reset, and stack four frames: all off here. Rewards are raw; frames are stacked by the replay.
 """
 
+import contextlib
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -174,7 +175,8 @@ class AtariWorkers(PoolEnvironments):
     ) -> None:
         make, name = partial(Emulators, game, settings), f"ALE/{atari_game(game)}"
         many: dict[str, Any] = {"slots": slots, "workers": workers, "lockstep": lockstep, "whole": True}
-        super().__init__(make, seed=seed, name=name, limits=limits, **many)
+        with contextlib.closing(AtariEnvironments(game, slots=1, seed=seed, settings=settings)) as one:
+            super().__init__(make, seed=seed, name=name, limits=limits, spec=one.spec, **many)
         half = self.workers[len(self.workers) // 2].slots.start
         self._groups = [range(slots)] if lockstep or not half else [range(half), range(half, slots)]
         self._sent: deque[range] = deque()  # groups, longest ago first; their rows are owed

@@ -54,6 +54,7 @@ class PoolEnvironments(SlotEnvironments):
         patience_s: float = 0.5,
         lockstep: bool = False,
         whole: bool = False,
+        spec: EnvironmentSpec | None = None,
     ) -> None:
         self.slots, workers = slots, min(workers, slots)
         self._name, self._limits, self.patience_s = name, limits or protocol.ProcessLimits(), patience_s
@@ -75,6 +76,8 @@ class PoolEnvironments(SlotEnvironments):
         try:
             for worker in self.workers:
                 self._launch(worker)
+            if spec is not None:  # known without them: they construct while the caller goes on
+                self._share_rows(spec)
             while not hasattr(self, "spec"):
                 self.attend(GLANCE_S)
         except BaseException:
@@ -163,11 +166,14 @@ class PoolEnvironments(SlotEnvironments):
         worker.owed, worker.command = [], None
         self._send_next(worker)
 
+    def _share_rows(self, spec: EnvironmentSpec) -> None:
+        self.spec = spec
+        self._block, self._action, self._asked = protocol.map_rows(self._memory[1], spec, self.slots)
+        self._history = ActionHistory(self.slots, spec.action)
+
     def _meet(self, worker: protocol.SupervisedWorker, spec: EnvironmentSpec) -> None:
         if not hasattr(self, "spec"):
-            self.spec = spec
-            self._block, self._action, self._asked = protocol.map_rows(self._memory[1], spec, self.slots)
-            self._history = ActionHistory(self.slots, spec.action)
+            self._share_rows(spec)
         elif spec != self.spec:
             raise EnvironmentRefused(
                 f"{self._name}: expected every copy to have the same spaces, got {self.spec} and {spec} in worker {worker.index}; "

@@ -247,8 +247,10 @@ def test_a_slot_plays_the_same_in_any_process(slots, steps):
         way.close()
 
 
-def test_workers_answer_in_turn():
+def test_workers_construct_while_the_caller_goes_on_and_answer_in_turn():
     envs = in_workers(5, AtariConfig(threads=1))
+    assert not any(worker.ready for worker in envs.workers)
+    assert envs.spec == AtariEnvironments("pong", slots=1, seed=3, settings=AtariConfig(threads=1)).spec
     assert envs.reset().slots.tolist() == [0, 1, 2, 3, 4]
     assert envs.step(np.arange(5), np.zeros(5, np.int64)).slots.tolist() == [0, 1]
     orders = [np.array([1, 0]), np.array([4, 2, 3]), np.array([0, 1])]
