@@ -9,9 +9,10 @@
 which 50 are kept. Catch has episodes of one length, so that every step is the same work. Seconds are CPU time of the
 process, which other programs of the machine disturb least; what checkpoints take is counted apart.
 
-`pause` learns Breakout beside a replay of `--held` steps on disk and `--new` ones that are not: a checkpoint that the learner writes itself, then one
-that a thread writes, in turns. Told are the seconds between the ends of two updates, by the clock (`clock_`) and less what the learner's
-thread waits for a core, since other programs may have it; `held_s` is the longest time that the learner only sees to a checkpoint.
+`pause` learns Breakout beside a full replay, of which `--held` steps are on disk and `--new` ones are not: a checkpoint that the learner
+writes itself, then one that a thread writes, in turns. Told are the seconds between the ends of two updates, by the clock (`clock_`) and
+less what the learner's thread waits for a core, since other programs may have it; `held_s` is the longest time that the learner only sees
+to a checkpoint.
 """
 
 import argparse
