@@ -95,7 +95,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return _refuse(f"there is no command {name!r}; {hint}")
     asked = HELP & {*rest}
     if asked and name in {"train", "sweep", "resume", "config"}:
-        from laser_rl.cli.help import help_text  # noqa: PLC0415 - see the module's docstring
+        from laser_rl.cli.options import help_text  # noqa: PLC0415 - see the module's docstring
 
         print(f"{help_text(name, everything='--help-all' in asked)}\n{TRUST_HELP}")
         return 0

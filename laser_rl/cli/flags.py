@@ -4,17 +4,18 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar, get_origin
 
-import tyro
 import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from laser_rl import recipes, trust
-from laser_rl.cli.help import SHORT
-from laser_rl.config import Config, full_name, setting_types, unknown, validated
+from laser_rl.cli.options import SHORT
+from laser_rl.config import Config, full_name, problems, setting_fields, unknown, validated
 from laser_rl.errors import ConfigError, shortened
 from laser_rl.training.settings import SOURCES, sweep_from, with_source
 
@@ -31,17 +32,20 @@ _KINDS = ("log_uniform", "uniform", "choice")
 class Typed:
     """What was typed after a command."""
 
-    own: list[str] = field(default_factory=list)  # the command's own flags, with their values
+    own: dict[str, Any] = field(default_factory=dict)  # values of the command's own flags, as words
     settings: dict[str, Any] = field(default_factory=dict)  # values by full name
     alone: list[str] = field(default_factory=list)  # words that are no flag and no flag's value
 
-    def take(self, command: str, default: Asked) -> Asked:
+    def take(self, flags: Callable[..., Asked], **default: Any) -> Asked:
         """The command's own flags, over `default`."""
-        return tyro.cli(type(default), prog=f"laser {command}", args=self.own, default=default)
+        try:
+            return flags(**{**default, **self.own})
+        except ValidationError as error:
+            raise ConfigError(problems(error, unknown)) from None
 
     def begins(self) -> tuple[Path | None, str | None, str | None]:
         """File, recipe and environment; a word that stands alone is a file or else the environment."""
-        files = [word for flag, word in itertools.pairwise(self.own) if flag == "--config"]
+        files = [self.own["config"]] if "config" in self.own else []
         for word in self.alone:
             if word.startswith("-"):
                 raise ConfigError(f"expected flags that begin with two hyphens, got {word}")
@@ -63,7 +67,7 @@ def typed(arguments: Sequence[str], command: type, *, fixed: str = "") -> Typed:
     `command` is the class of its own flags. `fixed` says why settings that are none of these cannot be given; empty: they can.
     """
     trust.pass_in(*arguments, *(word.partition("=")[2] for word in arguments))
-    own = get_type_hints(command)
+    own = setting_fields(command)
     starts = [place for place, word in enumerate(arguments) if word.startswith("--")]
     found = Typed(alone=list(arguments[: starts[0]] if starts else arguments))
     for start, end in itertools.pairwise([*starts, len(arguments)]):
@@ -81,29 +85,29 @@ def typed(arguments: Sequence[str], command: type, *, fixed: str = "") -> Typed:
             raise ConfigError(f"{word} needs a value")
         if name not in own:
             found.settings[name] = _read_value(kind, given)
-        elif kind is bool:
-            found.own.append(f"--{'' if given == ['True'] else 'no-'}{name.replace('_', '-')}")
+        elif get_origin(kind) is tuple:  # may be repeated
+            found.own[name] = [*found.own.get(name, []), *given]
         else:
-            found.own += [f"--{name.replace('_', '-')}", *given]
+            found.own[name] = _WORDS.get(given[0], given[0])
     return found
 
 
-def _flag(word: str, own: Mapping[str, Any], fixed: str) -> tuple[str, Any, bool]:
+def _flag(word: str, own: Mapping[str, FieldInfo], fixed: str) -> tuple[str, Any, bool]:
     """The name and the type of what a flag sets, one of the command's own or a setting, and whether the flag says no."""
-    types, asked = setting_types(), word.removeprefix("--").replace("-", "_")
+    known, asked = setting_fields(), word.removeprefix("--").replace("-", "_")
     section, dot, last = SHORT.get(asked, asked).rpartition(".")
     name, negated = section + dot + last.removeprefix("no_"), last.startswith("no_")
-    is_setting = any(name in {full, full.rpartition(".")[2]} for full in types)
+    is_setting = any(name in {full, full.rpartition(".")[2]} for full in known)
     if name not in own and is_setting:
         name = full_name(name)
         if fixed:
             name = name.rpartition(".")[2]
             if name not in own:
                 raise ConfigError(f"{asked} {fixed}")
-    kind = own.get(name) or types.get(name)
-    if kind is None or (negated and kind is not bool):
+    field = own.get(name) or known.get(name)
+    if field is None or (negated and field.annotation is not bool):
         raise ConfigError(unknown(asked, [*own, *SHORT]))
-    return name, kind, negated
+    return name, field.annotation, negated
 
 
 def _read_value(kind: Any, words: Sequence[str]) -> Any:

@@ -3,28 +3,16 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 import yaml
 
+from laser_rl.cli.options import ShowFlags
 from laser_rl.config import Config, override
 from laser_rl.errors import ConfigError
 from laser_rl.training.files import read_sweep
 from laser_rl.training.settings import SweepConfig
 from laser_rl.view.report import report
-
-
-@dataclass(frozen=True)
-class Show:
-    """Print a complete configuration: what `laser train` would use with the same flags, or what a run or sweep was started with."""
-
-    run_dir: Path | None = None
-    """A run's or sweep's own configuration; all other flags are ignored."""
-    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A YAML or JSON file with settings."""
-    json: bool = False
-    """JSON instead of YAML."""
 
 
 def config_command(arguments: list[str]) -> int:
@@ -33,9 +21,9 @@ def config_command(arguments: list[str]) -> int:
 
     if arguments and arguments[0] != "show":
         raise ConfigError(f"laser config {arguments[0]}: expected laser config show, with flags as of laser train")
-    given = typed(arguments[1:], Show)
+    given = typed(arguments[1:], ShowFlags)
     config: Config | SweepConfig = override(begin(*given.begins())[0], given.settings)
-    asked = given.take("config show", Show())
+    asked = given.take(ShowFlags)
     if asked.run_dir:
         sweep = read_sweep(asked.run_dir)
         config = sweep.base if sweep.single else sweep
