@@ -62,7 +62,7 @@ class Plan:
     device: str = "cpu"
     """Where networks are; small ones are fastest on cpu."""
     out: Path = Path("runs/experiments")
-    """Each experiment gets a folder here: curves.csv, scores.csv, summary.csv, verdicts.csv, curves.png, README.md."""
+    """Each experiment gets a folder here: curves.csv, scores.csv, verdicts.csv, curves.png, README.md."""
     parts: Path | None = None
     """Where the numbers of single runs are kept; left out: OUT/parts."""
     smoke: bool = False
@@ -141,7 +141,7 @@ def show_reports(folders: tyro.conf.Positional[tuple[Path, ...]]) -> None:
         raise ConfigError("report on what? name the folder of an experiment: laser experiment report OUT/sharing")
     for folder in folders:
         print("\n".join(verdict_table(report(folder))))
-        print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
+        print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, verdicts.csv")
 
 
 def listing(suite: str = "small", seeds: int = SEEDS) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from laser_rl.evaluation.statistics import Floats, bootstrap_interval, interquartile_mean
 from laser_rl.metrics.rows import mean as mean_of
-from laser_rl.research.experiment import STATISTICS, Claim, Experiment, ExperimentTask, Statistic
+from laser_rl.research.experiment import Claim, Experiment, ExperimentTask, Statistic
 
 ALL = "all tasks"
 _DIGITS = 9
@@ -30,7 +30,6 @@ OURS = {"reproduced": "yes", "not reproduced": "no", "undecided": "undecided"}
 Scores = Mapping[str, Mapping[int, float]]  # by condition and seed
 Values = Mapping[Statistic, float]
 Results = dict[str, dict[str, dict[int, Values]]]  # by task, condition, seed; as returns
-Spread = tuple[float, float, float]  # a mean and its interval; NaN where there is none
 
 
 class Verdict(NamedTuple):
@@ -189,34 +188,3 @@ def _scores(task: ExperimentTask, results: Results, statistic: Statistic) -> Sco
         condition: {seed: round(task.returns.normalised(values[statistic]), _DIGITS) for seed, values in seeds.items()}
         for condition, seeds in results[task.name].items()
     }
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    if not np.isfinite(values).all():
-        return math.nan, math.nan, math.nan
-    mean, half = t_interval(values)
-    return mean, mean - half, mean + half
-
-
-def overall(tasks: Sequence[ExperimentTask], results: Results) -> dict[str, dict[str, Spread]]:
-    """Each condition over all tasks, in scores, by name of the measure; only of conditions whose runs all have numbers.
-
-    Interquartile means are over tasks and seeds. Of the best member also the median and the mean over tasks, each counted 1 at most.
-    """
-    found = {}
-    for condition in results[tasks[0].name]:
-        tables = {
-            statistic: np.array([list(_scores(task, results, statistic)[condition].values()) for task in tasks]).T
-            for statistic in STATISTICS
-        }
-        if not all(np.isfinite(scores).all() for scores in tables.values()):
-            continue
-        measures: dict[str, Spread] = {}
-        for statistic, scores in tables.items():
-            iqm, interval = stratified_iqm(scores)
-            measures[f"{statistic}, IQM"] = iqm, *interval
-        best = tables["best"].mean(axis=0)
-        measures["best, median"] = float(np.median(best)), math.nan, math.nan
-        measures["best, capped mean"] = float(np.minimum(best, 1).mean()), math.nan, math.nan
-        found[condition] = measures
-    return found
