@@ -28,7 +28,7 @@ class CheckEnv(Order):
     """Everything as JSON."""
 
     def __call__(self) -> int:
-        from laser_rl.recipes import shared  # noqa: PLC0415 - imports the settings, which the help text does not need
+        from laser_rl.recipes import for_environment, shared  # noqa: PLC0415 - settings, which the help text does not need
 
         if min(self.steps, self.slots) < 1 or self.seconds <= 0:
             raise ConfigError("expected --steps, --slots and --seconds above 0; leave them out for the usual ones")
@@ -45,7 +45,8 @@ class CheckEnv(Order):
             lambda stage: print(f"laser: {self.id}: {stage} …", file=sys.stderr) if loud else None,
         )
         if found.spec is not None:
-            found.facts = spec_facts(found.spec) | found.facts | agent_facts(found.spec, self.id)
+            recipe = {"recipe": f"{for_environment(found.spec, self.id).recipe}: laser train --env {self.id}"}
+            found.facts = spec_facts(found.spec) | found.facts | recipe
         if self.json:
             verdict = "defect" if found.of("defect") else "warning" if found.of("warning") else "good"
             about = {"environment": self.id, "verdict": verdict, "findings": [asdict(one) for one in found.findings]}
@@ -69,25 +70,6 @@ def spec_facts(spec: EnvironmentSpec) -> dict[str, str]:
         chosen = f"{len(action.counts)} choices at once, among {', '.join(map(str, action.counts))}"
     facts = {"observation": stored, "action": chosen}
     return facts | ({"tasks": ", ".join(spec.tasks)} if spec.tasks else {})
-
-
-def agent_facts(spec: EnvironmentSpec, name: str) -> dict[str, str]:
-    """What would be trained there by default: policy, recipe, network, replay."""
-    from laser_rl import recipes  # noqa: PLC0415 - loads torch, which takes as long as the examination
-    from laser_rl.networks.build import family_of, parameter_count  # noqa: PLC0415
-    from laser_rl.replay.memory_estimate import available_bytes, estimate  # noqa: PLC0415
-    from laser_rl.training.build import layout_of, seeded_network  # noqa: PLC0415
-
-    config, family = recipes.for_environment(spec, name), family_of(spec.action)
-    network, replay = seeded_network(config, spec, None), config.replay
-    need = estimate(layout_of(spec, family, config), replay.capacity_steps, replay.codec, replay.budget_bytes)
-    memory = "" if config.network.memory == "none" else f", memory {config.network.memory}"
-    return {
-        "policy": str(family),
-        "recipe": f"{config.recipe}: laser train --env {name}",
-        "network": f"{type(network.torso).__name__}{memory}, {parameter_count(network):,} parameters",
-        "replay": f"{str(need).removeprefix('replay of ')}; {available_bytes() / 1e9:.1f} GB are free",
-    }
 
 
 def as_text(found: Examination) -> Iterator[str]:
