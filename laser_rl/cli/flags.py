@@ -14,10 +14,11 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from laser_rl import recipes, trust
-from laser_rl.cli.options import SHORT
-from laser_rl.config import Config, full_name, problems, setting_fields, unknown, validated
+from laser_rl.cli.options import SHORT, ShowFlags
+from laser_rl.config import Config, full_name, override, problems, setting_fields, unknown, validated
 from laser_rl.errors import ConfigError, shortened
-from laser_rl.training.settings import SOURCES, sweep_from, with_source
+from laser_rl.training.files import read_sweep
+from laser_rl.training.settings import SOURCES, SweepConfig, sweep_from, with_source
 
 # PyYAML takes 30 s for a MiB of short values, and minutes for a number with many colons; JSON is parsed at once.
 FILE_LIMIT_BYTES, YAML_LIMIT_BYTES = 1 << 20, 32 << 10
@@ -143,6 +144,21 @@ def begin(
     from laser_rl.api.agent import base_config  # noqa: PLC0415 - torch, and the environment is opened once
 
     return merged(base_config(env, None), sections), stored
+
+
+def config_command(arguments: list[str]) -> int:
+    """`laser config show`; its output is a file for `laser train --config`, or for `laser sweep` if it is a sweep's."""
+    if arguments and arguments[0] != "show":
+        raise ConfigError(f"laser config {arguments[0]}: expected laser config show, with flags as of laser train")
+    given = typed(arguments[1:], ShowFlags)
+    config: Config | SweepConfig = override(begin(*given.begins())[0], given.settings)
+    asked = given.take(ShowFlags)
+    if asked.run_dir:
+        sweep = read_sweep(asked.run_dir)
+        config = sweep.base if sweep.single else sweep
+    values = config.model_dump(mode="json")
+    print(json.dumps(values, indent=2) if asked.json else yaml.safe_dump(values, sort_keys=False).rstrip())
+    return 0
 
 
 def merged(config: Config, stored: Mapping[str, Any]) -> Config:

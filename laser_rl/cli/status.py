@@ -23,11 +23,15 @@ def status_command(arguments: list[str]) -> int:
     words = [word for word in arguments if word != "--json"]
     as_json = len(words) < len(arguments)
     if not words or any(word.startswith("-") for word in words):  # to be explained or refused
-        from laser_rl.cli import asked  # noqa: PLC0415 - imports tyro
-        from laser_rl.cli.show import Status  # noqa: PLC0415 - likewise
+        import argparse  # noqa: PLC0415 - see the module's docstring
 
-        flags = asked(Status, "status", arguments)
-        words, as_json = flags.run_dirs, flags.json
+        about = "How runs and sweeps stand: a line a member. Reads only, so it may be asked at any time."
+        parser = argparse.ArgumentParser(prog="laser status", description=about)
+        parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="Directories of runs or sweeps.")
+        parser.add_argument(
+            "--json", action="store_true", help="Everything as JSON, a list with one object a directory."
+        )
+        words = parser.parse_args(arguments).run_dirs
     found = [status_of(Path(word)) for word in words]
     print(json.dumps(found, indent=2) if as_json else "\n\n".join(map(_text, found)))
     return 0

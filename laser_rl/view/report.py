@@ -7,10 +7,13 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
+
+import tyro
 
 from laser_rl.disk import write_bytes
 from laser_rl.errors import ConfigError
@@ -34,6 +37,22 @@ _MOST_LEARNERS = 12  # of more, who trusts whom over time is told as the mean of
 _MOST_FILMS = 40
 _SCRIPTS = ("dom.js", "charts.js", "panels.js", "app.js")  # each uses those before it
 _MODULE = re.compile(r"^import .*;\n|^export (?=const|function|class)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write a report, one HTML file: of a run, of a sweep, or of several of them side by side. Reads only, also while they go on."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs or sweeps."""
+    out: Path | None = None
+    """The HTML file; by default report.html in the directory or, of several, where you are."""
+
+    def __call__(self) -> int:
+        if self.out is not None and (self.out.is_dir() or self.out.suffix not in {".html", ".htm"}):
+            raise ConfigError(f"--out names the HTML file, expected something like report.html, got {self.out}")
+        print(report(*self.run_dirs, out=self.out))
+        return 0
 
 
 def report(*run_dirs: str | Path, out: str | Path | None = None) -> Path:
