@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from laser_rl.disk import read_json
 from laser_rl.metrics import display
-from laser_rl.metrics.log import FILE, Limit, Stream
+from laser_rl.metrics.log import FILE, Limit, rows_of
 from laser_rl.metrics.rows import Kind, Row, mean
 
 SWEEP = "sweep.json"
@@ -39,7 +39,7 @@ class Newest:
     def read(cls, path: str | Path) -> Self:
         """Take the rows of a log that hold."""
         found = cls()
-        found.add(Stream(path))
+        found.add(rows_of(path))
         return found
 
     def add(self, rows: Iterable[Row]) -> None:
