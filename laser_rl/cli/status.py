@@ -95,15 +95,11 @@ def _evaluation_is_missing(run_dir: Path) -> bool:
 
 
 def _member(one: MemberStanding, history: Newest, steps: int) -> dict[str, Any]:
-    trained: dict[str, Any] = {}
-    for row in history.newest("train", one.member):
-        trained |= row
-    own = one.acceptance_own  # a single run has no sources to tell apart
+    trained = history.values("train", one.member)
     clocked = ("steps_per_second", "updates_per_second", "budget_left_seconds")
     return {
         **one._asdict(),
         "total_steps": steps,
-        "acceptance_own": display.number(trained, "acceptance") if own is None else own,
         **{name: display.number(trained, name) for name in clocked},
     }
 
