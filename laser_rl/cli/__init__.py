@@ -33,7 +33,7 @@ COMMANDS = {
     "push": ("cli.export", "Push", "upload an agent with a model card to the Hugging Face Hub; --dry-run looks"),
     "config": ("cli.flags", "config_command", "show a configuration: of recipe, file and flags, or of a run"),
     "check-env": ("cli.check", "CheckEnv", "examine an environment: values, seeds, ends, speed; with fixes"),
-    "doctor": ("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
+    "doctor": ("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU"),
     "report": ("view.report", "Report", "write a report of runs and sweeps, alone or side by side"),
     "dashboard": ("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),
     "experiment": ("research.run_experiments", "experiment_command", "the paper's figures and tables, with verdicts"),

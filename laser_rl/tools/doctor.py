@@ -21,8 +21,8 @@ from laser_rl.checkpoint.lock import RunLock, owner
 
 Verdict = Literal["good", "warning", "bad"]
 CORE_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-TORCH_LIMIT_S, WORKER_LIMIT_S, END_LIMIT_S = 120.0, 30.0, 10.0
-SLOW_WORKER_S, SLOW_SYNC_S = 10.0, 0.5
+TORCH_LIMIT_S, END_LIMIT_S = 120.0, 10.0
+SLOW_SYNC_S = 0.5
 # In a process of its own: a driver may hang, a broken build may crash, and a CUDA context would stay in this process.
 ASK_TORCH = """
 import json
@@ -81,7 +81,6 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = sys.maxsize if most == resource.RLIM_INFINITY else most
         yield graded("open files", most, 256, 1024, f"at most {most:,}", "raise it: ulimit -n 4096")
-        yield worker()
         seen = _answer(torch)
         free = seen.get("free_bytes", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) / 1e9
         todo = "end other programs, give the container more memory, or lower --replay.capacity-steps"
@@ -102,26 +101,6 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
         said = errors.decode(errors="replace").strip().splitlines()[-1:]
         return {"error": ": ".join([f"its process ended with status {process.returncode}", *said])[:300]}
     return found
-
-
-def worker() -> Probe:
-    from laser_rl.envs.construct import constructor  # noqa: PLC0415 - imports Gymnasium
-    from laser_rl.envs.pool import PoolEnvironments  # noqa: PLC0415
-    from laser_rl.envs.worker import ProcessLimits  # noqa: PLC0415
-    from laser_rl.errors import UserError  # noqa: PLC0415
-
-    start, make = time.perf_counter(), constructor("CartPole-v1", {})
-    limits = ProcessLimits(WORKER_LIMIT_S, WORKER_LIMIT_S, WORKER_LIMIT_S)
-    try:
-        made = PoolEnvironments(make, slots=1, seed=0, workers=1, limits=limits)
-        with contextlib.closing(made) as environments:
-            environments.reset()
-            seconds = time.perf_counter() - start
-    except (UserError, OSError) as error:
-        todo = "try `laser check-env CartPole-v1`; until it works use --environment.placement thread"
-        return Probe("worker", "bad", str(error).splitlines()[0], todo)
-    slow = "the machine is busy, or Python's libraries lie on a slow disk" if seconds > SLOW_WORKER_S else ""
-    return Probe("worker", "warning" if slow else "good", f"started and answered in {seconds:.1f} s", slow)
 
 
 def cores(usable: int) -> Probe:
