@@ -12,12 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from laser_rl import __version__, disk
 from laser_rl.checkpoint.lock import RunLock, owner
+from laser_rl.metrics.display import verdict_line
+from laser_rl.metrics.machine import gpus
 
 Verdict = Literal["good", "warning", "bad"]
 CORE_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -52,6 +54,32 @@ class Probe:
     todo: str = ""
 
 
+@dataclass(frozen=True)
+class Doctor:
+    """Look whether this machine is fine: versions, cores, memory, disk, GPU. Exit status 1 if something is bad."""
+
+    run_dir: Path = Path("runs")
+    """Where runs are going to be; its file system is tried."""
+    json: bool = False
+    """Everything as JSON."""
+
+    def __call__(self) -> int:
+        lines: list[Probe] = []
+        for line in looked_at(self.run_dir):
+            lines.append(line)
+            if not self.json:
+                print(
+                    verdict_line(line.part, line.verdict, "; ".join(filter(None, (line.found, line.todo)))), flush=True
+                )
+        bad, warned = (sum(line.verdict == verdict for line in lines) for verdict in ("bad", "warning"))
+        if self.json:
+            values = {"fine": not bad, "bad": bad, "warnings": warned, "lines": [asdict(line) for line in lines]}
+            print(json.dumps(values, indent=2))
+        else:
+            print(f"\n{bad} bad, {warned} to look at{': mend what is bad, then ask again' if bad else ''}")
+        return int(bool(bad))
+
+
 def graded(part: str, value: float, least: float, little: float, found: str, todo: str) -> Probe:
     """Bad below `least`, a warning below `little`."""
     if value >= little:
@@ -61,8 +89,6 @@ def graded(part: str, value: float, least: float, little: float, found: str, tod
 
 def looked_at(run_dir: Path) -> Iterator[Probe]:
     """Yield each probe as soon as it is known; another process imports torch meanwhile."""
-    from laser_rl.metrics.machine import gpus  # noqa: PLC0415 - so that the help text does not wait
-
     torch = subprocess.Popen(  # noqa: S603  (our own interpreter and our own code)
         [sys.executable, "-c", ASK_TORCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
