@@ -13,6 +13,7 @@ from typing import Any
 
 from laser_rl import checkpoint, disk
 from laser_rl.checkpoint import guarded
+from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.standing import SWEEP, MemberStanding, Newest, standing_of, state_of
@@ -27,11 +28,13 @@ def status_command(arguments: list[str]) -> int:
 
         about = "How runs and sweeps stand: a line a member. Reads only, so it may be asked at any time."
         parser = argparse.ArgumentParser(prog="laser status", description=about)
-        parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="Directories of runs or sweeps.")
+        parser.add_argument("run_dirs", nargs="*", metavar="RUN_DIR", help="Directories of runs or sweeps.")
         parser.add_argument(
             "--json", action="store_true", help="Everything as JSON, a list with one object a directory."
         )
         words = parser.parse_args(arguments).run_dirs
+    if not words:
+        raise ConfigError("status what? name one or more run directories: laser status runs/*")
     found = [status_of(Path(word)) for word in words]
     print(json.dumps(found, indent=2) if as_json else "\n\n".join(map(_text, found)))
     return 0
