@@ -1,4 +1,4 @@
-"""`laser check-env`: the command, and the process, which is watched: hangs, crashes and endless output of an environment are findings too.
+"""`laser check-env`: the command, and the watched process in which it plays: hangs, crashes and endless output are findings, too.
 
 The child sends JSON through a pipe: each finding as soon as it is made, and each call of the environment's code before it begins.
 """
@@ -114,22 +114,19 @@ class CheckEnv(Order):
     """Everything as JSON."""
 
     def __call__(self) -> int:
-        from laser_rl.recipes import for_environment, shared  # noqa: PLC0415 - settings, which the help text does not need
+        from laser_rl.recipes import for_environment  # noqa: PLC0415 - settings, which the help text does not need
 
-        if min(self.steps, self.slots) < 1 or self.seconds <= 0:
-            raise ConfigError("expected --steps, --slots and --seconds above 0; leave them out for the usual ones")
+        if self.steps < 1 or self.seconds <= 0:
+            raise ConfigError("expected --steps and --seconds above 0; leave them out for the usual ones")
         try:
             dict(**json.loads(self.options))
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"expected --options to be a JSON object, got {self.options!r} ({error}); e.g. '{{\"size\": 5}}'"
             ) from None
-        order = {name: value for name, value in vars(self).items() if name != "json"}
+        order = Order(**{name: value for name, value in vars(self).items() if name != "json"})
         loud = sys.stderr.isatty() and not self.json
-        found = examine(
-            Order(**{**order, "slots": shared(self.id, self.slots)}),
-            lambda stage: print(f"laser: {self.id}: {stage} …", file=sys.stderr) if loud else None,
-        )
+        found = examine(order, lambda stage: print(f"laser: {self.id}: {stage} …", file=sys.stderr) if loud else None)
         if found.spec is not None:
             recipe = {"recipe": f"{for_environment(found.spec, self.id).recipe}: laser train --env {self.id}"}
             found.facts = spec_facts(found.spec) | found.facts | recipe
