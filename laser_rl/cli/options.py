@@ -12,10 +12,30 @@ from laser_rl.config import Frozen, setting_fields
 
 # Short names of settings that their last names do not give.
 SHORT = {"env": "environment.id", "video_every": "run.video_every_steps", "replay_from": "replay.start_from"}
-Address = Annotated[str | None, "auto|local|HOST:PORT|ray://HOST:PORT"]  # a text in a type is what help calls the value
 
 
-class TrainFlags(Frozen):
+class RunFlags(Frozen):
+    """Where a run or sweep computes, and what is shown of it."""
+
+    fresh: bool = False
+    """Throw away what the run directory holds and start again."""
+    accept_changes: bool = False
+    """Go on although config.json or sweep.json was edited, with what it says now."""
+    plain: bool = False
+    """Lines instead of a live table."""
+    dashboard: bool = False
+    """Show it in a browser, on this machine only: a process of its own, which on a terminal stays up after the run until Ctrl-C."""
+    cluster: Annotated[str | None, "auto|local|HOST:PORT|ray://HOST:PORT"] = None
+    """Run on a Ray cluster, wherever the run began: learners, environment runners and the replay are spread over its nodes. auto joins the
+    one of this machine, or starts one. With --runtime serial in lock-step: slow, and the same parameters as on one machine."""
+    cluster_runners: int = 1
+    """Environment runners of each member on a cluster; they share its slots."""
+    track: Annotated[tuple[str, ...], "wandb,trackio,mlflow"] = ()
+    """Rows of metrics also go to one or several trackers, a run a member, on this machine only unless their own environment variables say
+    otherwise."""
+
+
+class TrainFlags(RunFlags):
     """Train one agent. Begin with a recipe and an environment; every setting can be changed."""
 
     config: Annotated[Path | None, "FILE"] = None
@@ -23,23 +43,9 @@ class TrainFlags(Frozen):
     processes."""
     out: Path | None = None
     """The run directory; runs/NAME-1, -2, ... if left out. An existing one goes on where it stopped."""
-    fresh: bool = False
-    """Throw away what the run directory holds and start again."""
-    plain: bool = False
-    """Lines instead of a live table."""
-    dashboard: bool = False
-    """Show it in a browser, on this machine only: a process of its own, which on a terminal stays up after the run until Ctrl-C."""
     processes: int = 1
     """Over how many processes the members are spread; 0: one a core. More than one is not deterministic, and a process that dies is
     started again, also that of a single agent."""
-    cluster: Address = None
-    """Run on a Ray cluster: learners, environment runners and the replay are spread over its nodes. auto joins the one of this machine, or
-    starts one. With --runtime serial in lock-step: slow, and the same parameters as on one machine."""
-    cluster_runners: int = 1
-    """Environment runners of each member on a cluster; they share its slots."""
-    track: Annotated[tuple[str, ...], "wandb,trackio,mlflow"] = ()
-    """Rows of metrics also go to one or several trackers, a run a member, on this machine only unless their own environment variables say
-    otherwise."""
 
 
 class SweepFlags(TrainFlags):
@@ -76,25 +82,15 @@ class SweepFlags(TrainFlags):
     """Compute members side by side: faster for small networks."""
 
 
-class ResumeFlags(Frozen):
+class ResumeFlags(RunFlags):
     """Go on with a run or sweep that was stopped, killed or finished."""
 
     steps: int | None = None
     """A new total number of environment steps, in a sweep of each member."""
     budget_minutes: float | None = None
     """A new total of minutes, those of the earlier sessions included."""
-    cluster: Address = None
-    """Go on on a Ray cluster, wherever the run began; without it, on this machine."""
-    cluster_runners: int = 1
-    """Environment runners of each member on a cluster."""
     devices: int | None = None
     """On how many devices one agent learns."""
-    fresh: bool = False
-    """Start again from nothing, with the same settings."""
-    accept_changes: bool = False
-    """Go on although config.json or sweep.json was edited, with what it says now."""
-    plain: bool = False
-    """Lines instead of a live table."""
 
 
 @dataclass(config=Frozen.model_config)  # a model has a method `json`
@@ -157,7 +153,7 @@ def help_text(command: str, *, everything: bool) -> str:
 
 
 def _metavar(field: FieldInfo) -> str:
-    """What a value looks like; empty for what is true or false."""
+    """What a value looks like: the text beside its type, or a word for that; empty for what is true or false."""
     said = [note for note in field.metadata if isinstance(note, str)]
     return said[0] if said else _word(field.annotation)
 

@@ -10,7 +10,7 @@ from laser_rl import checkpoint, recipes
 from laser_rl.api.arguments import watched
 from laser_rl.api.sweep import elsewhere_of
 from laser_rl.cli.flags import Typed, begin, grid_of, random_of, typed
-from laser_rl.cli.options import ResumeFlags, SweepFlags, TrainFlags
+from laser_rl.cli.options import ResumeFlags, RunFlags, SweepFlags, TrainFlags
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.display import flat_settings, label
@@ -65,7 +65,7 @@ def resume_command(arguments: list[str]) -> int:
     if not asked.fresh and checkpoint.latest(path, replay="unread") is None:
         raise ConfigError(f"{path} holds no checkpoint to go on from; use --fresh to start again")
     settings = settings if asked.cluster is None else settings.with_base(FREE_RUNNING)
-    return _run(path, settings, asked, track=tracked(path), accept_changes=asked.accept_changes)
+    return _run(path, settings, asked, named([*tracked(path), *asked.track]))
 
 
 def _sweep_of(asked: SweepFlags, base: Config, rest: Mapping[str, Any]) -> SweepConfig:
@@ -101,31 +101,23 @@ def _start(asked: TrainFlags, settings: SweepConfig, name: str, given: Typed) ->
     if asked.cluster is not None and "run.runtime" not in given.settings:
         settings = settings.with_base(FREE_RUNNING)
     path = asked.out or new_path(Path("runs"), name)
-    return _run(path, settings, asked, dashboard=asked.dashboard, track=named(asked.track))
+    return _run(path, settings, asked, named(asked.track))
 
 
-def _run(
-    path: Path,
-    settings: SweepConfig,
-    asked: TrainFlags | ResumeFlags,
-    *,
-    track: Sequence[str],
-    dashboard: bool = False,
-    accept_changes: bool = False,
-) -> int:
+def _run(path: Path, settings: SweepConfig, asked: RunFlags, track: Sequence[str]) -> int:
     """Run in a run directory and say how it went and what can be done next."""
     try:
         with nothing_to_save(), contextlib.ExitStack() as shown, contextlib.ExitStack() as stack:
             require_trusted(*settings.configs)
             elsewhere = elsewhere_of(settings, cluster_of(asked.cluster, asked.cluster_runners))
-            if dashboard:
+            if asked.dashboard:
                 require_dashboard()
-            directory = RunDirectory(path, settings, fresh=asked.fresh, accept_changes=accept_changes)
+            directory = RunDirectory(path, settings, fresh=asked.fresh, accept_changes=asked.accept_changes)
             stack.callback(directory.close)
             tracking = trackers(track, path.name, settings.configs, path, fresh=asked.fresh)
             for sink in tracking:
                 stack.callback(sink.close)
-            stay_up = shown.enter_context(dashboard_of(path)) if dashboard else None
+            stay_up = shown.enter_context(dashboard_of(path)) if asked.dashboard else None
             how = {"progress_bar": not asked.plain, "tensorboard_log": path, "verbose": asked.plain}
             sinks = stack.enter_context(watched("train", settings, settings.base.run.steps, path, **how))
             result = train(settings, directory, sinks=[directory.log, *sinks, *tracking], elsewhere=elsewhere)
