@@ -35,10 +35,16 @@ Results = dict[str, dict[str, dict[int, Values]]]  # by task, condition, seed; a
 class Verdict(NamedTuple):
     """What became of a claim: the difference of the means, better less worse, its interval, and the p-value of the margin."""
 
-    word: Word
     difference: float
     interval: tuple[float, float]
     p: float
+    margin: float
+
+    @property
+    def word(self) -> Word:
+        if self.p > LEVEL:
+            return "undecided"
+        return "reproduced" if self.difference > self.margin else "not reproduced"
 
 
 def verdict(better: Sequence[float], worse: Sequence[float], *, margin: float = 0.0, level: float = 0.95) -> Verdict:
@@ -51,15 +57,7 @@ def verdict(better: Sequence[float], worse: Sequence[float], *, margin: float = 
         raise ValueError(f"expected one finite score for each seed on either side, got {better} and {worse}")
     pairs = np.subtract(better, worse, dtype=np.float64)
     difference, half = t_interval(pairs, level)
-    found = Verdict("undecided", difference, (difference - half, difference + half), p_value(pairs, margin))
-    return _decided(found, margin, found.p)
-
-
-def _decided(found: Verdict, margin: float, p: float) -> Verdict:
-    word: Word = "undecided"
-    if p <= LEVEL:
-        word = "reproduced" if found.difference > margin else "not reproduced"
-    return found._replace(word=word, p=p)
+    return Verdict(difference, (difference - half, difference + half), p_value(pairs, margin), margin)
 
 
 def t_interval(values: Sequence[float] | Floats, level: float = 0.95) -> tuple[float, float]:
@@ -167,8 +165,7 @@ def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Resu
 def _adjusted(family: Sequence[Judged]) -> list[Judged]:
     values = iter(holm([one.verdict.p for one in family if one.verdict is not None]))
     return [
-        one if one.verdict is None else one._replace(verdict=_decided(one.verdict, one.claim.margin, next(values)))
-        for one in family
+        one if one.verdict is None else one._replace(verdict=one.verdict._replace(p=next(values))) for one in family
     ]
 
 
