@@ -202,8 +202,6 @@ def part_of(parts: Path, run: PlannedRun) -> Path:
 
 def perform_one(job: tuple[Path, PlannedRun], *, kept: bool) -> str:
     """Run one sweep and write its part, at once and last of all; says how it went."""
-    import torch  # noqa: PLC0415 - `laser experiment --help` does without it
-
     part, run = job
     begin, sweep, found = time.monotonic(), run.sweep, machine()
     lines = executed(sweep, run.task.bucket_steps, part.with_suffix("") if kept else None)
@@ -212,7 +210,7 @@ def perform_one(job: tuple[Path, PlannedRun], *, kept: bool) -> str:
     about = {
         "seconds": round(seconds, 1),
         # As a page says it; runs of one experiment may come from several machines.
-        "made_with": f"laser-rl {__version__}, Python {found['python']}, torch {torch.__version__}, "
+        "made_with": f"laser-rl {__version__}, Python {found['python']}, torch {found['libraries']['torch']}, "
         f"{where or found['system']} with {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}",
     }
     write_json(part, {**about, "sweep": sweep.model_dump(mode="json"), "lines": lines})
@@ -221,7 +219,7 @@ def perform_one(job: tuple[Path, PlannedRun], *, kept: bool) -> str:
 
 def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = None) -> list[dict[str, Any]]:
     """Run a sweep to its end, in one thread or, with a directory, as `laser sweep` does; returns a line a bucket."""
-    import torch  # noqa: PLC0415 - as above
+    import torch  # noqa: PLC0415 - `laser experiment --help` does without it
 
     from laser_rl.api.sweep import require_memory  # noqa: PLC0415 - they import torch
     from laser_rl.training.directory import RunDirectory  # noqa: PLC0415
