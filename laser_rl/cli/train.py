@@ -157,10 +157,8 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
             copies = f", {len(result.members) + made} trials"
         members = f"{len(result.members)} members, {result.steps:,} steps each"
         print(f"done: {members}, {result.updates:,} updates in all{copies}")
-        labels = [_now(one) for one in result.members]
-        width = max(map(len, labels))
-        for one, text in zip(result.members, labels, strict=True):
-            print(f"member {one.number:<2} {text:<{width}}  {one.evaluation}")
+        for one in result.members:
+            print(f"member {one.number:<2} {_now(one)}  {one.evaluation}")
         print(f"best:     member {best.number}, {_now(best)}")
     print(f"report:   {report(path)}")
     print(f"evaluate: {command_for('evaluate', path)}{member} --episodes 100")

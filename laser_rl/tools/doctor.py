@@ -68,9 +68,8 @@ class Doctor:
         for line in looked_at(self.run_dir):
             lines.append(line)
             if not self.json:
-                print(
-                    verdict_line(line.part, line.verdict, "; ".join(filter(None, (line.found, line.todo)))), flush=True
-                )
+                said = "; ".join(filter(None, (line.found, line.todo)))
+                print(verdict_line(line.part, line.verdict, said), flush=True)
         bad, warned = (sum(line.verdict == verdict for line in lines) for verdict in ("bad", "warning"))
         if self.json:
             values = {"fine": not bad, "bad": bad, "warnings": warned, "lines": [asdict(line) for line in lines]}

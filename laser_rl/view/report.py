@@ -58,8 +58,6 @@ class Report:
 def report(*run_dirs: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of one or several run directories; `out` is `report.html` in the directory or, of several, in the current one."""
     paths = [Path(one) for one in run_dirs]
-    if not paths:
-        raise ConfigError("a report of what? name one or more run directories: laser report runs/*")
     named = dict(zip(paths, distinct(paths), strict=True))
     page = Path(out) if out is not None else (paths[0] if len(named) == 1 else Path()) / REPORT
     text = frozen(recorded([subject_of(path, name) for path, name in named.items()], page.parent.resolve()))
