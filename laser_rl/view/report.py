@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import tyro
 
-from laser_rl.disk import write_bytes
+from laser_rl.disk import open_in_folder, write_bytes
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.videos import Film, best, films, open_film
+from laser_rl.metrics.videos import Film, best, films
 from laser_rl.view.comparison import SIDE_BY_SIDE, comparison, overview
 from laser_rl.view.facts import details, summary
 from laser_rl.view.panels import PANELS, Asked, Data
@@ -136,7 +136,7 @@ def _answers(subject: Subject, number: int, beside: Path, *, alone: bool) -> Dat
 def _source(film: Film, beside: Path, *, embed: bool) -> str:
     if embed and film.size <= LARGEST_BYTES:
         try:
-            with open_film(film) as file:
+            with open_in_folder(film.path) as file:
                 data = file.read(LARGEST_BYTES)
             return f"data:{film.media};base64,{base64.b64encode(data).decode()}"
         except OSError:  # it was removed meanwhile, or has become a link
