@@ -35,7 +35,7 @@ from laser_rl.errors import ConfigError, UserError, written_out
 from laser_rl.evaluation.statistics import Floats
 from laser_rl.metrics import display
 from laser_rl.metrics.history import History
-from laser_rl.metrics.log import FILE, Stream
+from laser_rl.metrics.log import FILE, rows_of
 from laser_rl.metrics.rows import Row
 from laser_rl.research.protocol import Episodes, agent_curve, episodes_of
 from laser_rl.training.files import is_sweep, read_sweep
@@ -144,7 +144,7 @@ def _game_run(run_dir: Path, config: Config, limit: float) -> GameRun:
     history, steps = History(), dict[object, int]()
 
     def within() -> Iterator[Row]:
-        for row in Stream(run_dir / FILE):
+        for row in rows_of(run_dir / FILE):
             if row["kind"] in {"episode", "train", "evaluation"}:
                 member, step = row.get("member"), int(row["step"])
                 steps[member] = max(steps.get(member, 0), step)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from laser_rl.errors import THEIRS, ConfigError, called_here, shortened
 
@@ -361,21 +362,19 @@ def problems(error: ValidationError, unknown: Callable[[str], str]) -> str:
     return "\n".join(found)
 
 
-def setting_types(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
-    """The type of every setting, by its full name."""
-    types: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
+def setting_fields(model: Any = Config, prefix: str = "") -> dict[str, FieldInfo]:
+    """Every setting of a model, or of a dataclass of pydantic's, by its full name."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in model.__pydantic_fields__.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            types |= setting_types(kind, f"{prefix}{name}.")
-        else:
-            types[prefix + name] = kind
-    return types
+        is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+        found |= setting_fields(kind, f"{prefix}{name}.") if is_section else {prefix + name: field}
+    return found
 
 
 def full_name(name: str) -> str:
     """A setting's full name, from that or from its last part where only one field has it."""
-    found = [full for full in setting_types() if full == name or full.split(".")[-1] == name]
+    found = [full for full in setting_fields() if full == name or full.split(".")[-1] == name]
     if len(found) == 1:
         return found[0]
     if found:
@@ -390,9 +389,9 @@ def unknown(name: str, flags: Iterable[str] | None = None) -> str:
         return repr(known) if flags is None else f"--{known.replace('_', '-')}"
 
     last, short = name.rsplit(".", maxsplit=1)[-1], flags is not None and "." not in name
-    near = {full.split(".")[-1]: full.split(".")[-1] if short else full for full in setting_types()}
+    near = {full.split(".")[-1]: full.split(".")[-1] if short else full for full in setting_fields()}
     near |= {known: known for known in (*THEIRS, *(flags or ()))}
-    close = difflib.get_close_matches(name, setting_types(), n=1, cutoff=0.7) if "." in name else []
+    close = difflib.get_close_matches(name, setting_fields(), n=1, cutoff=0.7) if "." in name else []
     close += [near[one] for one in difflib.get_close_matches(last, near, n=1)]
     close = [last] if last in THEIRS else close
     hint = f"did you mean {shown(close[0])}?" if close else "'laser config show' lists all"

@@ -111,19 +111,16 @@ def open_regular(path: Path) -> BufferedReader:
     return _regular(os.open(path, _READ | os.O_NONBLOCK), path)
 
 
-def open_below(root: Path, folder: str, name: str) -> BufferedReader:
-    """Open a regular file in a folder below `root`; OSError if the folder or the file is a link.
+def open_in_folder(path: Path) -> BufferedReader:
+    """Open a regular file for reading; OSError if it, or the folder that it is in, is a link.
 
     The file is opened from the folder, so that no link can be put in the folder's place between a check and the opening.
     """
-    for part in (folder, name):
-        if part in {"", ".", ".."} or "/" in part:
-            raise OSError(errno.EINVAL, "not a name", part)
-    inner = os.open(root / folder, _READ | os.O_DIRECTORY)
+    folder = os.open(path.parent, _READ | os.O_DIRECTORY)
     try:
-        return _regular(os.open(name, _READ | os.O_NONBLOCK, dir_fd=inner), root / folder / name)
+        return _regular(os.open(path.name, _READ | os.O_NONBLOCK, dir_fd=folder), path)
     finally:
-        os.close(inner)
+        os.close(folder)
 
 
 def _regular(handle: int, path: Path) -> BufferedReader:

@@ -5,7 +5,7 @@ import json
 import math
 from pathlib import Path
 
-from laser_rl.metrics.log import FILE, Stream
+from laser_rl.metrics.log import FILE, rows_of
 
 WALL_CLOCK, WALL_CLOCK_ENDINGS = {"time", "memory_bytes"}, ("_per_second", "_seconds")
 
@@ -13,7 +13,7 @@ WALL_CLOCK, WALL_CLOCK_ENDINGS = {"time", "memory_bytes"}, ("_per_second", "_sec
 def rows_hash(run_dir):
     """SHA-256 of all rows that hold, without events and without what depends on the wall clock: equal for equal runs."""
     digest = hashlib.sha256()
-    for row in Stream(Path(run_dir) / FILE):
+    for row in rows_of(Path(run_dir) / FILE):
         if row["kind"] != "event":
             timeless = {name: _plain(value) for name, value in row.items() if not _is_wall_clock(name)}
             digest.update(json.dumps(timeless, sort_keys=True).encode() + b"\n")

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from laser_rl import LASER, recipes
-from laser_rl.cli.check import agent_facts
 from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, ObservationSpec
+from laser_rl.networks.build import family_of, parameter_count
+from laser_rl.replay.memory_estimate import estimate
+from laser_rl.training.build import layout_of, seeded_network
 
 LAPTOP_GB = 2.0
 THREE = DiscreteActions(3)
@@ -84,13 +86,15 @@ def test_lunar_lander_is_known_by_its_entry_in_the_registry():
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("shape", [(3, 40, 40), (3, 210, 160)])
-def test_what_check_env_says_of_them_fits_a_laptop(shape, dtype):
+def test_they_fit_a_laptop(shape, dtype):
     spec = EnvironmentSpec("maze", ObservationSpec(shape, dtype), THREE)
-    agent = agent_facts(spec, "mazes:Maze")
-    assert agent["recipe"].startswith("pictures: ")
-    assert float(re.search(r"steps: ([\d.]+) GB", agent["replay"])[1]) < LAPTOP_GB
-    assert int(re.search(r"([\d,]+) parameters", agent["network"])[1].replace(",", "")) < 10_000_000
-    assert "zstd" in agent["replay"]
+    config = recipes.for_environment(spec, "mazes:Maze")
+    assert config.recipe == "pictures"
+    layout = layout_of(spec, family_of(spec.action), config)
+    need = str(estimate(layout, config.replay.capacity_steps, config.replay.codec, config.replay.budget_bytes))
+    assert float(re.search(r"steps: ([\d.]+) GB", need)[1]) < LAPTOP_GB
+    assert "zstd" in need
+    assert parameter_count(seeded_network(config, spec, None)) < 10_000_000
 
 
 @pytest.mark.parametrize("torso", [None, "auto"])

@@ -169,7 +169,7 @@ def test_what_members_differ_in():
         ({"grid": {"learning_rat": [1]}}, r"did you mean 'optimiser\.learning_rate'"),
         ({"grid": GRID, "discont": 0.9}, r"did you mean 'loss\.discount'"),
         ({"random": {"entropy_cost": LogUniform(low=1e-3, high=1e-2)}}, "random and draws belong together"),
-        ({"grid": GRID, "share_replay": "all"}, "share_replay is 'all': expected True"),
+        ({"grid": GRID, "share_replay": "all"}, "share is 'all': input should be 'shared', 'separate' or 'none'"),
         ({"grid": GRID, "recipe": "nothing"}, "there is no recipe 'nothing'"),
     ],
 )

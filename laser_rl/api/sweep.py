@@ -32,8 +32,6 @@ from laser_rl.training.search import SearchConfig
 from laser_rl.training.settings import ClusterSettings, Distribution, SweepConfig, cluster_of, sweep_from, with_source
 from laser_rl.training.stop import EXIT_STATUS, deliver_again
 
-_SHARE: dict[bool | str, str] = {True: "shared", False: "separate", "none": "none"}
-
 
 @dataclass(frozen=True)
 class SweepResult(Result):
@@ -138,11 +136,7 @@ class Sweep:
         given = {"grid": grid, "random": random, "members": members, "draws": draws}
         values = with_source(values, {name: value for name, value in given.items() if value is not None})
         if share_replay is not None:
-            asked: object = share_replay
-            if not isinstance(asked, bool | str) or asked not in _SHARE:
-                expected = 'True (one for all), False (one each) or "none" (no replay)'
-                raise ConfigError(f"share_replay is {share_replay!r}: expected {expected}")
-            values["share"] = _SHARE[asked]
+            values["share"] = "shared" if share_replay is True else share_replay or "separate"
         self._pbt_wanted = pbt is True and values.get("pbt") is None
         if pbt is False or isinstance(pbt, PbtConfig):
             values["pbt"] = pbt or None

@@ -31,10 +31,10 @@ COMMANDS = {
     "enjoy": ("cli.play", "Enjoy", "make a video of the newest checkpoint"),
     "export": ("cli.export", "Export", "the policy as ONNX, whole episodes of the replay as a Minari dataset"),
     "push": ("cli.export", "Push", "upload an agent with a model card to the Hugging Face Hub; --dry-run looks"),
-    "config": ("cli.show", "config_command", "show a configuration: of recipe, file and flags, or of a run"),
-    "check-env": ("cli.check", "CheckEnv", "examine an environment: values, seeds, ends, speed; with fixes"),
-    "doctor": ("cli.check", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU, processes"),
-    "report": ("cli.show", "Report", "write a report of runs and sweeps, alone or side by side"),
+    "config": ("cli.flags", "config_command", "show a configuration: of recipe, file and flags, or of a run"),
+    "check-env": ("tools.check_process", "CheckEnv", "examine an environment: values, seeds, ends, speed; with fixes"),
+    "doctor": ("tools.doctor", "Doctor", "is this machine fine? versions, cores, memory, disk, GPU"),
+    "report": ("view.report", "Report", "write a report of runs and sweeps, alone or side by side"),
     "dashboard": ("view.command", "Dashboard", "show runs and sweeps in a browser, also while they go on"),
     "experiment": ("research.run_experiments", "experiment_command", "the paper's figures and tables, with verdicts"),
 }
@@ -95,7 +95,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return _refuse(f"there is no command {name!r}; {hint}")
     asked = HELP & {*rest}
     if asked and name in {"train", "sweep", "resume", "config"}:
-        from laser_rl.cli.help import help_text  # noqa: PLC0415 - see the module's docstring
+        from laser_rl.cli.options import help_text  # noqa: PLC0415 - see the module's docstring
 
         print(f"{help_text(name, everything='--help-all' in asked)}\n{TRUST_HELP}")
         return 0

@@ -111,7 +111,5 @@ def _prepare(asked: Push, folder: Path) -> None:
     source = load_source(asked.run_dir, asked.member)
     files = write_folder(source, folder, asked.repo_id)
     print(f"{source}, in {folder}:")
-    sizes = [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]
-    width = max(len(name) for name, _ in sizes)
-    for name, size in sizes:
-        print(f"  {name:<{width}}  {display.size(size)}")
+    for path in files:
+        print(f"  {display.size(path.stat().st_size):>10}  {path.relative_to(folder)}")

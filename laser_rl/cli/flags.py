@@ -4,19 +4,21 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar, get_origin
 
-import tyro
 import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from laser_rl import recipes, trust
-from laser_rl.cli.help import SHORT
-from laser_rl.config import Config, full_name, setting_types, unknown, validated
+from laser_rl.cli.options import SHORT, ShowFlags
+from laser_rl.config import Config, full_name, override, problems, setting_fields, unknown, validated
 from laser_rl.errors import ConfigError, shortened
-from laser_rl.training.settings import SOURCES, sweep_from, with_source
+from laser_rl.training.files import read_sweep
+from laser_rl.training.settings import SOURCES, SweepConfig, sweep_from, with_source
 
 # PyYAML takes 30 s for a MiB of short values, and minutes for a number with many colons; JSON is parsed at once.
 FILE_LIMIT_BYTES, YAML_LIMIT_BYTES = 1 << 20, 32 << 10
@@ -31,17 +33,20 @@ _KINDS = ("log_uniform", "uniform", "choice")
 class Typed:
     """What was typed after a command."""
 
-    own: list[str] = field(default_factory=list)  # the command's own flags, with their values
+    own: dict[str, Any] = field(default_factory=dict)  # values of the command's own flags, as words
     settings: dict[str, Any] = field(default_factory=dict)  # values by full name
     alone: list[str] = field(default_factory=list)  # words that are no flag and no flag's value
 
-    def take(self, command: str, default: Asked) -> Asked:
+    def take(self, flags: Callable[..., Asked], **default: Any) -> Asked:
         """The command's own flags, over `default`."""
-        return tyro.cli(type(default), prog=f"laser {command}", args=self.own, default=default)
+        try:
+            return flags(**{**default, **self.own})
+        except ValidationError as error:
+            raise ConfigError(problems(error, unknown)) from None
 
     def begins(self) -> tuple[Path | None, str | None, str | None]:
         """File, recipe and environment; a word that stands alone is a file or else the environment."""
-        files = [word for flag, word in itertools.pairwise(self.own) if flag == "--config"]
+        files = [self.own["config"]] if "config" in self.own else []
         for word in self.alone:
             if word.startswith("-"):
                 raise ConfigError(f"expected flags that begin with two hyphens, got {word}")
@@ -63,7 +68,7 @@ def typed(arguments: Sequence[str], command: type, *, fixed: str = "") -> Typed:
     `command` is the class of its own flags. `fixed` says why settings that are none of these cannot be given; empty: they can.
     """
     trust.pass_in(*arguments, *(word.partition("=")[2] for word in arguments))
-    own = get_type_hints(command)
+    own = setting_fields(command)
     starts = [place for place, word in enumerate(arguments) if word.startswith("--")]
     found = Typed(alone=list(arguments[: starts[0]] if starts else arguments))
     for start, end in itertools.pairwise([*starts, len(arguments)]):
@@ -81,29 +86,29 @@ def typed(arguments: Sequence[str], command: type, *, fixed: str = "") -> Typed:
             raise ConfigError(f"{word} needs a value")
         if name not in own:
             found.settings[name] = _read_value(kind, given)
-        elif kind is bool:
-            found.own.append(f"--{'' if given == ['True'] else 'no-'}{name.replace('_', '-')}")
+        elif get_origin(kind) is tuple:  # may be repeated
+            found.own[name] = [*found.own.get(name, []), *given]
         else:
-            found.own += [f"--{name.replace('_', '-')}", *given]
+            found.own[name] = _WORDS.get(given[0], given[0])
     return found
 
 
-def _flag(word: str, own: Mapping[str, Any], fixed: str) -> tuple[str, Any, bool]:
+def _flag(word: str, own: Mapping[str, FieldInfo], fixed: str) -> tuple[str, Any, bool]:
     """The name and the type of what a flag sets, one of the command's own or a setting, and whether the flag says no."""
-    types, asked = setting_types(), word.removeprefix("--").replace("-", "_")
+    known, asked = setting_fields(), word.removeprefix("--").replace("-", "_")
     section, dot, last = SHORT.get(asked, asked).rpartition(".")
     name, negated = section + dot + last.removeprefix("no_"), last.startswith("no_")
-    is_setting = any(name in {full, full.rpartition(".")[2]} for full in types)
+    is_setting = any(name in {full, full.rpartition(".")[2]} for full in known)
     if name not in own and is_setting:
         name = full_name(name)
         if fixed:
             name = name.rpartition(".")[2]
             if name not in own:
                 raise ConfigError(f"{asked} {fixed}")
-    kind = own.get(name) or types.get(name)
-    if kind is None or (negated and kind is not bool):
+    field = own.get(name) or known.get(name)
+    if field is None or (negated and field.annotation is not bool):
         raise ConfigError(unknown(asked, [*own, *SHORT]))
-    return name, kind, negated
+    return name, field.annotation, negated
 
 
 def _read_value(kind: Any, words: Sequence[str]) -> Any:
@@ -139,6 +144,21 @@ def begin(
     from laser_rl.api.agent import base_config  # noqa: PLC0415 - torch, and the environment is opened once
 
     return merged(base_config(env, None), sections), stored
+
+
+def config_command(arguments: list[str]) -> int:
+    """`laser config show`; its output is a file for `laser train --config`, or for `laser sweep` if it is a sweep's."""
+    if arguments and arguments[0] != "show":
+        raise ConfigError(f"laser config {arguments[0]}: expected laser config show, with flags as of laser train")
+    given = typed(arguments[1:], ShowFlags)
+    config: Config | SweepConfig = override(begin(*given.begins())[0], given.settings)
+    asked = given.take(ShowFlags)
+    if asked.run_dir:
+        sweep = read_sweep(asked.run_dir)
+        config = sweep.base if sweep.single else sweep
+    values = config.model_dump(mode="json")
+    print(json.dumps(values, indent=2) if asked.json else yaml.safe_dump(values, sort_keys=False).rstrip())
+    return 0
 
 
 def merged(config: Config, stored: Mapping[str, Any]) -> Config:

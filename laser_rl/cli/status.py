@@ -13,6 +13,7 @@ from typing import Any
 
 from laser_rl import checkpoint, disk
 from laser_rl.checkpoint import guarded
+from laser_rl.errors import ConfigError
 from laser_rl.metrics import display
 from laser_rl.metrics.log import FILE
 from laser_rl.metrics.standing import SWEEP, MemberStanding, Newest, standing_of, state_of
@@ -23,11 +24,17 @@ def status_command(arguments: list[str]) -> int:
     words = [word for word in arguments if word != "--json"]
     as_json = len(words) < len(arguments)
     if not words or any(word.startswith("-") for word in words):  # to be explained or refused
-        from laser_rl.cli import asked  # noqa: PLC0415 - imports tyro
-        from laser_rl.cli.show import Status  # noqa: PLC0415 - likewise
+        import argparse  # noqa: PLC0415 - see the module's docstring
 
-        flags = asked(Status, "status", arguments)
-        words, as_json = flags.run_dirs, flags.json
+        about = "How runs and sweeps stand: a line a member. Reads only, so it may be asked at any time."
+        parser = argparse.ArgumentParser(prog="laser status", description=about)
+        parser.add_argument("run_dirs", nargs="*", metavar="RUN_DIR", help="Directories of runs or sweeps.")
+        parser.add_argument(
+            "--json", action="store_true", help="Everything as JSON, a list with one object a directory."
+        )
+        words = parser.parse_args(arguments).run_dirs
+    if not words:
+        raise ConfigError("status what? name one or more run directories: laser status runs/*")
     found = [status_of(Path(word)) for word in words]
     print(json.dumps(found, indent=2) if as_json else "\n\n".join(map(_text, found)))
     return 0
@@ -91,15 +98,11 @@ def _evaluation_is_missing(run_dir: Path) -> bool:
 
 
 def _member(one: MemberStanding, history: Newest, steps: int) -> dict[str, Any]:
-    trained: dict[str, Any] = {}
-    for row in history.newest("train", one.member):
-        trained |= row
-    own = one.acceptance_own  # a single run has no sources to tell apart
+    trained = history.values("train", one.member)
     clocked = ("steps_per_second", "updates_per_second", "budget_left_seconds")
     return {
         **one._asdict(),
         "total_steps": steps,
-        "acceptance_own": display.number(trained, "acceptance") if own is None else own,
         **{name: display.number(trained, name) for name in clocked},
     }
 

@@ -3,17 +3,14 @@
 import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any
 
 from laser_rl import checkpoint, recipes
 from laser_rl.api.arguments import watched
 from laser_rl.api.sweep import elsewhere_of
 from laser_rl.cli.flags import Typed, begin, grid_of, random_of, typed
+from laser_rl.cli.options import ResumeFlags, RunFlags, SweepFlags, TrainFlags
 from laser_rl.config import Config, full_name, override
 from laser_rl.errors import ConfigError
 from laser_rl.metrics.display import flat_settings, label
@@ -25,7 +22,6 @@ from laser_rl.training.filming import can_be_filmed
 from laser_rl.training.launch import train
 from laser_rl.training.settings import (
     SOURCES,
-    Sharing,
     SweepConfig,
     cluster_of,
     settings_from,
@@ -36,111 +32,12 @@ from laser_rl.training.stop import EXIT_STATUS, StoppedAtOnce, nothing_to_save
 from laser_rl.view.command import dashboard_of, require_dashboard
 
 FREE_RUNNING = {"run.runtime": "local"}  # members do not take turns: on a cluster, the default
-Words = tuple[tuple[str, ...], ...]  # of a flag that may be repeated
-Address = Annotated[str | None, tyro.conf.arg(metavar="auto|local|HOST:PORT|ray://HOST:PORT")]
-
-
-@dataclass(frozen=True)
-class TrainFlags:
-    """Train one agent. Begin with a recipe and an environment; every setting can be changed."""
-
-    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """A YAML or JSON file with settings; of a sweep: base (the settings), grid, random, draws, members, share, pbt, search, stack,
-    processes."""
-    out: Path | None = None
-    """The run directory; runs/NAME-1, -2, ... if left out. An existing one goes on where it stopped."""
-    fresh: bool = False
-    """Throw away what the run directory holds and start again."""
-    plain: bool = False
-    """Lines instead of a live table."""
-    dashboard: bool = False
-    """Show it in a browser, on this machine only: a process of its own, which on a terminal stays up after the run until Ctrl-C."""
-    processes: int = 1
-    """Over how many processes the members are spread; 0: one a core. More than one is not deterministic, and a process that dies is
-    started again, also that of a single agent."""
-    cluster: Address = None
-    """Run on a Ray cluster: learners, environment runners and the replay are spread over its nodes. auto joins the one of this machine, or
-    starts one. With --runtime serial in lock-step: slow, and the same parameters as on one machine."""
-    cluster_runners: int = 1
-    """Environment runners of each member on a cluster; they share its slots."""
-    track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="wandb,trackio,mlflow")] = ()
-    """Rows of metrics also go to one or several trackers, a run a member, on this machine only unless their own environment variables say
-    otherwise."""
-
-
-@dataclass(frozen=True)
-class SweepFlags(TrainFlags):
-    """Train several agents that differ in a few settings, run at the same speed and learn from one replay.
-
-    What members differ in comes from --grid, from --random with --draws, from a file or from a recipe for sweeps: demo, atari-shared,
-    dmlab-pbt. Every recipe for one agent will do as a base. All settings are those of the base.
-    """
-
-    grid: Annotated[Words, tyro.conf.arg(metavar="NAME=VALUE,VALUE"), tyro.conf.UseAppendAction] = ()
-    """Values of a setting, learning_rate=3e-4,1e-3; every combination with the other lists is a member."""
-    random: Annotated[Words, tyro.conf.arg(metavar="NAME=KIND:LOW:HIGH"), tyro.conf.UseAppendAction] = ()
-    """A distribution, learning_rate=log_uniform:1e-4:1e-2, discount=uniform:0.9:1 or trust=choice:implied:off."""
-    draws: int | None = None
-    """How many members to draw from --random."""
-    share: Sharing = "shared"
-    """One replay for all, one each, or none."""
-    pbt: bool = False
-    """Population based training: as the recipe or file says; if they say nothing, after a tenth of the steps each member looks at another
-    one every 50 of its episodes, copies it if its returns are better, and goes on with its learning rate and entropy cost, each × or ÷
-    1.2 with a probability of 1/3."""
-    search: Literal["optuna"] | None = None
-    """Try settings from --random one after the other: trials come and go, and all write to and learn from one replay. Optuna proposes them
-    and ends the bad ones early."""
-    trials: int | None = None
-    """How many settings a search tries, at most."""
-    concurrent: int | None = None
-    """How many trials a search has at a time: its members. Each has --steps in all."""
-    trial_steps: int | None = None
-    """Steps of a trial that is not pruned; twice its share of all steps if left out."""
-    inherit: bool = False
-    """A trial begins with the parameters of the best one so far."""
-    stack: Literal["auto", "on", "off"] = "auto"
-    """Compute members side by side: faster for small networks."""
-
-
-@dataclass(frozen=True)
-class Resume:
-    """Go on with a run or sweep that was stopped, killed or finished."""
-
-    run_dir: tyro.conf.Positional[Path]
-    steps: int | None = None
-    """A new total number of environment steps, in a sweep of each member."""
-    budget_minutes: float | None = None
-    """A new total of minutes, those of the earlier sessions included."""
-    cluster: Address = None
-    """Go on on a Ray cluster, wherever the run began; without it, on this machine."""
-    cluster_runners: int = 1
-    """Environment runners of each member on a cluster."""
-    devices: int | None = None
-    """On how many devices one agent learns."""
-    fresh: bool = False
-    """Start again from nothing, with the same settings."""
-    accept_changes: bool = False
-    """Go on although config.json or sweep.json was edited, with what it says now."""
-    plain: bool = False
-    """Lines instead of a live table."""
-
-    def __call__(self) -> int:
-        given = {"run.steps": self.steps, "run.budget_minutes": self.budget_minutes, "run.devices": self.devices}
-        more = {name: value for name, value in given.items() if value is not None}
-        stored = read_sweep(self.run_dir)
-        settings = settings_from({**dict(stored), "base": override(stored.base, more)})
-        if not self.fresh and checkpoint.latest(self.run_dir, replay="unread") is None:
-            raise ConfigError(f"{self.run_dir} holds no checkpoint to go on from; use --fresh to start again")
-        settings = settings if self.cluster is None else settings.with_base(FREE_RUNNING)
-        track = tracked(self.run_dir)
-        return _run(self.run_dir, settings, self, track=track, accept_changes=self.accept_changes)
 
 
 def train_command(arguments: list[str]) -> int:
     given = typed(arguments, TrainFlags)
     base = override(begin(*given.begins())[0], given.settings)
-    asked = given.take("train", TrainFlags())
+    asked = given.take(TrainFlags)
     settings = SweepConfig(base=base, processes=asked.processes)
     return _start(asked, settings, base.environment.id, given)
 
@@ -149,22 +46,33 @@ def sweep_command(arguments: list[str]) -> int:
     given = typed(arguments, SweepFlags)
     base, rest = begin(*given.begins(), sweep=True)
     shown = {name: rest[name] for name in ("share", "stack", "processes") if name in rest}
-    asked = given.take("sweep", SweepFlags(pbt=rest.get("pbt") is not None, **shown))
+    asked = given.take(SweepFlags, pbt=rest.get("pbt") is not None, **shown)
     settings = _sweep_of(asked, override(base, given.settings), rest)
     return _start(asked, settings, f"{settings.base.environment.id}-sweep", given)
 
 
 def resume_command(arguments: list[str]) -> int:
     fixed = "stays as it was; laser train --replay-from RUN_DIR begins a new run with other settings and the old replay"
-    given = typed(arguments, Resume, fixed=fixed)
-    return tyro.cli(Resume, prog="laser resume", args=[*given.alone, *given.own])()
+    given = typed(arguments, ResumeFlags, fixed=fixed)
+    asked = given.take(ResumeFlags)
+    if len(given.alone) != 1 or given.alone[0].startswith("-"):
+        raise ConfigError(f"resume what? expected one run directory, got {' '.join(given.alone) or 'none'}")
+    path = Path(given.alone[0])
+    totals = {"run.steps": asked.steps, "run.budget_minutes": asked.budget_minutes, "run.devices": asked.devices}
+    more = {name: value for name, value in totals.items() if value is not None}
+    stored = read_sweep(path)
+    settings = settings_from({**dict(stored), "base": override(stored.base, more)})
+    if not asked.fresh and checkpoint.latest(path, replay="unread") is None:
+        raise ConfigError(f"{path} holds no checkpoint to go on from; use --fresh to start again")
+    settings = settings if asked.cluster is None else settings.with_base(FREE_RUNNING)
+    return _run(path, settings, asked, named([*tracked(path), *asked.track]))
 
 
 def _sweep_of(asked: SweepFlags, base: Config, rest: Mapping[str, Any]) -> SweepConfig:
     """Flags over what they begin with; refused if nothing says what members differ in."""
     rest, draws = _searched(asked, rest), asked.concurrent or asked.draws
     draws = draws or (rest.get("draws") if asked.random else None)
-    given = {"grid": grid_of(chain(*asked.grid)), "random": random_of(chain(*asked.random)), "draws": draws}
+    given = {"grid": grid_of(asked.grid), "random": random_of(asked.random), "draws": draws}
     rest = with_source(rest, {name: value for name, value in given.items() if value})
     if not any(rest.get(name) for name in SOURCES):
         raise ConfigError(
@@ -193,31 +101,23 @@ def _start(asked: TrainFlags, settings: SweepConfig, name: str, given: Typed) ->
     if asked.cluster is not None and "run.runtime" not in given.settings:
         settings = settings.with_base(FREE_RUNNING)
     path = asked.out or new_path(Path("runs"), name)
-    return _run(path, settings, asked, dashboard=asked.dashboard, track=named(asked.track))
+    return _run(path, settings, asked, named(asked.track))
 
 
-def _run(
-    path: Path,
-    settings: SweepConfig,
-    asked: TrainFlags | Resume,
-    *,
-    track: Sequence[str],
-    dashboard: bool = False,
-    accept_changes: bool = False,
-) -> int:
+def _run(path: Path, settings: SweepConfig, asked: RunFlags, track: Sequence[str]) -> int:
     """Run in a run directory and say how it went and what can be done next."""
     try:
         with nothing_to_save(), contextlib.ExitStack() as shown, contextlib.ExitStack() as stack:
             require_trusted(*settings.configs)
             elsewhere = elsewhere_of(settings, cluster_of(asked.cluster, asked.cluster_runners))
-            if dashboard:
+            if asked.dashboard:
                 require_dashboard()
-            directory = RunDirectory(path, settings, fresh=asked.fresh, accept_changes=accept_changes)
+            directory = RunDirectory(path, settings, fresh=asked.fresh, accept_changes=asked.accept_changes)
             stack.callback(directory.close)
             tracking = trackers(track, path.name, settings.configs, path, fresh=asked.fresh)
             for sink in tracking:
                 stack.callback(sink.close)
-            stay_up = shown.enter_context(dashboard_of(path)) if dashboard else None
+            stay_up = shown.enter_context(dashboard_of(path)) if asked.dashboard else None
             how = {"progress_bar": not asked.plain, "tensorboard_log": path, "verbose": asked.plain}
             sinks = stack.enter_context(watched("train", settings, settings.base.run.steps, path, **how))
             result = train(settings, directory, sinks=[directory.log, *sinks, *tracking], elsewhere=elsewhere)
@@ -257,10 +157,8 @@ def _farewell(path: Path, settings: SweepConfig, result: Result) -> int:
             copies = f", {len(result.members) + made} trials"
         members = f"{len(result.members)} members, {result.steps:,} steps each"
         print(f"done: {members}, {result.updates:,} updates in all{copies}")
-        labels = [_now(one) for one in result.members]
-        width = max(map(len, labels))
-        for one, text in zip(result.members, labels, strict=True):
-            print(f"member {one.number:<2} {text:<{width}}  {one.evaluation}")
+        for one in result.members:
+            print(f"member {one.number:<2} {_now(one)}  {one.evaluation}")
         print(f"best:     member {best.number}, {_now(best)}")
     print(f"report:   {report(path)}")
     print(f"evaluate: {command_for('evaluate', path)}{member} --episodes 100")

@@ -1,5 +1,6 @@
 """How numbers are written for people: which rows the progress table has, and the text of each."""
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ from laser_rl.metrics.rows import Value
 
 NONE = "–"  # where there is no number
 _KILO, _KIBI = 1000, 1024
+COLOURS = {"good": "32", "warning": "33", "bad": "31;1", "defect": "31;1", "not done": "2"}  # of verdicts
 _Text = Callable[[Mapping[str, Value]], str]
 
 
@@ -79,6 +81,13 @@ def number(values: Mapping[str, Value], name: str) -> float | None:
 def is_mixture(values: Mapping[str, Value]) -> bool:
     """Whether a row is of several tasks: then its `return_mean` is a score, the median of what is normalised."""
     return "tasks_seen" in values
+
+
+def verdict_line(part: str, verdict: str, text: str) -> str:
+    """What a check came to, with its verdict in colour on a terminal."""
+    mark = f"{verdict if verdict in ('good', 'not done') else verdict.upper():<10}"
+    mark = f"\x1b[{COLOURS[verdict]}m{mark}\x1b[0m" if sys.stdout.isatty() else mark
+    return f"{part:<16}{mark}  {text}"
 
 
 def _one(name: str, form: Callable[[float], str], unit: str = "") -> _Text:

@@ -4,7 +4,7 @@ A run that is resumed says so in a row of its own, and rows that a later resume 
 it went back to) are dropped by the reader, never by the writer. In a sweep each member says so for itself, and the sweep for the rows
 that are of no member.
 
-However long a log is, a reader has one piece of it in memory. `Stream` reads a log twice: the first pass looks for the marks of a resume,
+However long a log is, a reader has one piece of it in memory. `rows_of` reads a log twice: the first pass looks for the marks of a resume,
 the second knows at each row whether a later mark makes it void. `Tail` reads on while a log grows.
 """
 
@@ -154,35 +154,32 @@ class Limit(NamedTuple):
         return float(row["step"]) > last or float(row["update"]) > self.update
 
 
-class Stream:
+def rows_of(path: str | Path) -> Iterator[Row]:
     """The rows of a log that hold, in order: those that no later mark of a resume of the same member makes void.
 
     Rows may be appended meanwhile; those after the first pass are left out.
     """
+    path, end = Path(path), 0
+    with contextlib.suppress(FileNotFoundError):
+        end = path.lstat().st_size
+    marks = [row for piece in _whole_pieces(path, end) if _MARK in piece for row in rows_in(piece) if _is_mark(row)]
+    # By member; the last one is the lowest of all marks that are still to come.
+    limits: dict[object, list[Limit]] = {}
+    for mark in reversed(marks):
+        own, limit = limits.setdefault(mark.get("member"), []), Limit.of(mark)
+        own.append(Limit(*map(min, limit, own[-1])) if own else limit)
+    for piece in _whole_pieces(path, end):
+        for row in rows_in(piece):
+            own = limits.get(row.get("member"), [])
+            if own and _is_mark(row):
+                own.pop()
+            elif own and own[-1].voids(row):
+                continue
+            yield row
 
-    def __init__(self, path: str | Path) -> None:
-        self._path, self._end = Path(path), 0
-        with contextlib.suppress(FileNotFoundError):
-            self._end = self._path.lstat().st_size
 
-    def __iter__(self) -> Iterator[Row]:
-        marks = [row for piece in self._pieces() if _MARK in piece for row in rows_in(piece) if _is_mark(row)]
-        # By member; the last one is the lowest of all marks that are still to come.
-        limits: dict[object, list[Limit]] = {}
-        for mark in reversed(marks):
-            own, limit = limits.setdefault(mark.get("member"), []), Limit.of(mark)
-            own.append(Limit(*map(min, limit, own[-1])) if own else limit)
-        for piece in self._pieces():
-            for row in rows_in(piece):
-                own = limits.get(row.get("member"), [])
-                if own and _is_mark(row):
-                    own.pop()
-                elif own and own[-1].voids(row):
-                    continue
-                yield row
-
-    def _pieces(self) -> Iterator[bytes]:
-        return (piece for piece in _pieces_from(self._path, 0, self._end) if piece.endswith(b"\n"))
+def _whole_pieces(path: Path, end: int) -> Iterator[bytes]:
+    return (piece for piece in _pieces_from(path, 0, end) if piece.endswith(b"\n"))
 
 
 class Tail:
@@ -217,7 +214,7 @@ class Tail:
 
 def read(run_dir: str | Path, kinds: Collection[Kind] | None = None) -> list[Row]:
     """All rows that still hold, in order; of `kinds` only, if given. Also while the run is writing."""
-    return [row for row in Stream(Path(run_dir) / FILE) if kinds is None or row["kind"] in kinds]
+    return [row for row in rows_of(Path(run_dir) / FILE) if kinds is None or row["kind"] in kinds]
 
 
 def read_from(path: str | Path, offset: int = 0, *, pieces_at_most: int | None = None) -> tuple[list[Row], int]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from laser_rl.disk import read_json
 from laser_rl.metrics import display
-from laser_rl.metrics.log import FILE, Limit, Stream
+from laser_rl.metrics.log import FILE, Limit, rows_of
 from laser_rl.metrics.rows import Kind, Row, mean
 
 SWEEP = "sweep.json"
@@ -39,7 +39,7 @@ class Newest:
     def read(cls, path: str | Path) -> Self:
         """Take the rows of a log that hold."""
         found = cls()
-        found.add(Stream(path))
+        found.add(rows_of(path))
         return found
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -74,6 +74,10 @@ class Newest:
         key = self._key(member)
         found = [rows for (its, whose), rows in self._newest.items() if whose == key and kind in {None, its}]
         return list(chain.from_iterable(found))
+
+    def values(self, kind: Kind, member: int) -> Row:
+        """The newest value of every number in the rows of a kind that are kept of a member."""
+        return {name: value for row in self.newest(kind, member) for name, value in row.items()}
 
     @property
     def members(self) -> int:
@@ -115,7 +119,9 @@ class MemberStanding(NamedTuple):
     return_mean: float | None = None  # of the last 100 episodes
     evaluation: float | None = None  # mean of the last one
     evaluation_interval: tuple[float, float] | None = None
-    acceptance_own: float | None = None  # share of its own replayed steps that it trusts, over the last rows
+    acceptance_own: float | None = (
+        None  # share of its own replayed steps that it trusts, over the last rows; of a run, in the last
+    )
     acceptance_others: float | None = None  # likewise of others' steps, each source counted the same
     exploits: int = 0
     silent_seconds: float | None = None  # since its last row
@@ -175,6 +181,7 @@ def standing_of(history: Newest, sweep: Mapping[str, Any], now: float | None = N
     for member in range(members):
         own, begun = history.newest(None, member), settings.get(member)
         trained, times = history.newest("train", member), _numbers(own, "time")
+        trusts = _known(trusted[member][member])  # a single run has no sources to tell apart
         played = [row for row in history.newest("evaluation", member) if _numbers([row], "mean")][-1:]
         interval = [*_numbers(played, "ci95_low"), *_numbers(played, "ci95_high")]
         now_set = dict(begun) if isinstance(begun, dict) else {}
@@ -191,7 +198,7 @@ def standing_of(history: Newest, sweep: Mapping[str, Any], now: float | None = N
                 return_mean=_last(trained, "return_mean"),
                 evaluation=_last(played, "mean"),
                 evaluation_interval=(interval[0], interval[1]) if len(interval) > 1 else None,
-                acceptance_own=_known(trusted[member][member]),
+                acceptance_own=_last(trained, "acceptance") if trusts is None else trusts,
                 acceptance_others=_known(mean([*trusted[member][:member], *trusted[member][member + 1 :]])),
                 exploits=len(after),
                 silent_seconds=max(0.0, now - max(times)) if times else None,

@@ -6,11 +6,10 @@ A film `step-….mp4` shows one episode. The JSON file of the same name has its 
 import contextlib
 import stat
 from collections.abc import Sequence
-from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from laser_rl.disk import is_temporary, open_below, read_json
+from laser_rl.disk import is_temporary, read_json
 
 FOLDER = "videos"
 BY_TRAINING, BY_ENJOY = "training", "enjoy"  # who made a film; only the first kind is ever removed
@@ -56,11 +55,6 @@ def films(run_dir: str | Path, *, elsewhere: bool = False) -> list[Film]:
             if stat.S_ISREG(status.st_mode):
                 found.append(_film(path, status.st_mtime, status.st_size))
     return sorted(found, key=lambda one: (-one.time, one.path.name))
-
-
-def open_film(film: Film) -> BufferedReader:
-    """Open a film for reading; OSError if it, or `videos`, has become a link."""
-    return open_below(film.path.absolute().parents[1], FOLDER, film.path.name)
 
 
 def best(found: Sequence[Film]) -> Film | None:

@@ -20,13 +20,12 @@ from laser_rl.research.experiment import (
     experiment_of,
     suite_of,
 )
-from laser_rl.research.verdicts import ALL, Judged, Results, Spread, judge, overall, results_of, spread_of
+from laser_rl.research.verdicts import ALL, Judged, judge, results_of
 
 ABOUT, PAGE, PICTURE, CURVES, TIMES = "experiment.json", "README.md", "curves.png", "curves.csv", "times.csv"
-SCORES, SUMMARY, VERDICTS = "scores.csv", "summary.csv", "verdicts.csv"
+SCORES, VERDICTS = "scores.csv", "verdicts.csv"
 _NUMBERS = ("difference", "low", "high", "p_holm")
 _VERDICT_COLUMNS = ("claim", "source", "statistic", "better", "worse", "margin", "task", *_NUMBERS, "verdict")
-_SUMMARY_COLUMNS = ("task", "condition", "measure", "mean", "low", "high")
 # Paul Tol's "muted" scheme: told apart with every kind of colour blindness.
 _COLOURS = ("#332288", "#CC6677", "#44AA99", "#999933", "#88CCEE", "#882255", "#117733", "#DDCC77", "#AA4499")
 _PANELS_A_ROW, _PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_WIDTH = 4, 3.2, 2.5, 2.0  # in inches
@@ -91,7 +90,6 @@ def report(folder: Path) -> list[Judged]:
     write_bytes(folder / SCORES, table(("task", "condition", "seed", *STATISTICS), scores))
     write_bytes(folder / VERDICTS, table(_VERDICT_COLUMNS, map(_verdict_line, judged)))
     write_bytes(folder / PICTURE, picture(experiment, tasks, lines))
-    write_bytes(folder / SUMMARY, table(_SUMMARY_COLUMNS, _summary_lines(tasks, results)))
     write_bytes(folder / PAGE, _page(folder, about, experiment, judged).encode())
     return judged
 
@@ -106,21 +104,6 @@ def _verdict_line(judged: Judged) -> dict[str, Any]:
         "task": judged.task,
         "verdict": judged.word,
     }
-
-
-def _summary_lines(tasks: Sequence[ExperimentTask], results: Results) -> Iterator[dict[str, Any]]:
-    every: dict[str, dict[str, dict[str, Spread]]] = {
-        task.name: {
-            condition: {name: spread_of([values[name] for values in seeds.values()]) for name in STATISTICS}
-            for condition, seeds in results[task.name].items()
-        }
-        for task in tasks
-    }
-    for name, conditions in (every | {ALL: overall(tasks, results)}).items():
-        for condition, measures in conditions.items():
-            for measure, spread in measures.items():
-                numbers = ("" if np.isnan(value) else f"{value:.5g}" for value in spread)
-                yield dict(zip(_SUMMARY_COLUMNS, (name, condition, measure, *numbers), strict=True))
 
 
 def _page(folder: Path, about: About, experiment: Experiment, judged: Sequence[Judged]) -> str:

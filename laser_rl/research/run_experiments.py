@@ -62,7 +62,7 @@ class Plan:
     device: str = "cpu"
     """Where networks are; small ones are fastest on cpu."""
     out: Path = Path("runs/experiments")
-    """Each experiment gets a folder here: curves.csv, scores.csv, summary.csv, verdicts.csv, curves.png, README.md."""
+    """Each experiment gets a folder here: curves.csv, scores.csv, verdicts.csv, curves.png, README.md."""
     parts: Path | None = None
     """Where the numbers of single runs are kept; left out: OUT/parts."""
     smoke: bool = False
@@ -141,7 +141,7 @@ def show_reports(folders: tyro.conf.Positional[tuple[Path, ...]]) -> None:
         raise ConfigError("report on what? name the folder of an experiment: laser experiment report OUT/sharing")
     for folder in folders:
         print("\n".join(verdict_table(report(folder))))
-        print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, summary.csv, verdicts.csv")
+        print(f"written to {folder}: README.md, curves.png, curves.csv, scores.csv, verdicts.csv")
 
 
 def listing(suite: str = "small", seeds: int = SEEDS) -> str:
@@ -202,8 +202,6 @@ def part_of(parts: Path, run: PlannedRun) -> Path:
 
 def perform_one(job: tuple[Path, PlannedRun], *, kept: bool) -> str:
     """Run one sweep and write its part, at once and last of all; says how it went."""
-    import torch  # noqa: PLC0415 - `laser experiment --help` does without it
-
     part, run = job
     begin, sweep, found = time.monotonic(), run.sweep, machine()
     lines = executed(sweep, run.task.bucket_steps, part.with_suffix("") if kept else None)
@@ -212,7 +210,7 @@ def perform_one(job: tuple[Path, PlannedRun], *, kept: bool) -> str:
     about = {
         "seconds": round(seconds, 1),
         # As a page says it; runs of one experiment may come from several machines.
-        "made_with": f"laser-rl {__version__}, Python {found['python']}, torch {torch.__version__}, "
+        "made_with": f"laser-rl {__version__}, Python {found['python']}, torch {found['libraries']['torch']}, "
         f"{where or found['system']} with {found['cores']} cores, {datetime.now(UTC):%-d %B %Y}",
     }
     write_json(part, {**about, "sweep": sweep.model_dump(mode="json"), "lines": lines})
@@ -221,7 +219,7 @@ def perform_one(job: tuple[Path, PlannedRun], *, kept: bool) -> str:
 
 def executed(sweep: SweepConfig, bucket_steps: int, directory: Path | None = None) -> list[dict[str, Any]]:
     """Run a sweep to its end, in one thread or, with a directory, as `laser sweep` does; returns a line a bucket."""
-    import torch  # noqa: PLC0415 - as above
+    import torch  # noqa: PLC0415 - `laser experiment --help` does without it
 
     from laser_rl.api.sweep import require_memory  # noqa: PLC0415 - they import torch
     from laser_rl.training.directory import RunDirectory  # noqa: PLC0415

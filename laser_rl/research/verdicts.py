@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from laser_rl.evaluation.statistics import Floats, bootstrap_interval, interquartile_mean
 from laser_rl.metrics.rows import mean as mean_of
-from laser_rl.research.experiment import STATISTICS, Claim, Experiment, ExperimentTask, Statistic
+from laser_rl.research.experiment import Claim, Experiment, ExperimentTask, Statistic
 
 ALL = "all tasks"
 _DIGITS = 9
@@ -30,16 +30,21 @@ OURS = {"reproduced": "yes", "not reproduced": "no", "undecided": "undecided"}
 Scores = Mapping[str, Mapping[int, float]]  # by condition and seed
 Values = Mapping[Statistic, float]
 Results = dict[str, dict[str, dict[int, Values]]]  # by task, condition, seed; as returns
-Spread = tuple[float, float, float]  # a mean and its interval; NaN where there is none
 
 
 class Verdict(NamedTuple):
     """What became of a claim: the difference of the means, better less worse, its interval, and the p-value of the margin."""
 
-    word: Word
     difference: float
     interval: tuple[float, float]
     p: float
+    margin: float
+
+    @property
+    def word(self) -> Word:
+        if self.p > LEVEL:
+            return "undecided"
+        return "reproduced" if self.difference > self.margin else "not reproduced"
 
 
 def verdict(better: Sequence[float], worse: Sequence[float], *, margin: float = 0.0, level: float = 0.95) -> Verdict:
@@ -52,15 +57,7 @@ def verdict(better: Sequence[float], worse: Sequence[float], *, margin: float = 
         raise ValueError(f"expected one finite score for each seed on either side, got {better} and {worse}")
     pairs = np.subtract(better, worse, dtype=np.float64)
     difference, half = t_interval(pairs, level)
-    found = Verdict("undecided", difference, (difference - half, difference + half), p_value(pairs, margin))
-    return _decided(found, margin, found.p)
-
-
-def _decided(found: Verdict, margin: float, p: float) -> Verdict:
-    word: Word = "undecided"
-    if p <= LEVEL:
-        word = "reproduced" if found.difference > margin else "not reproduced"
-    return found._replace(word=word, p=p)
+    return Verdict(difference, (difference - half, difference + half), p_value(pairs, margin), margin)
 
 
 def t_interval(values: Sequence[float] | Floats, level: float = 0.95) -> tuple[float, float]:
@@ -168,8 +165,7 @@ def judge(experiment: Experiment, tasks: Sequence[ExperimentTask], results: Resu
 def _adjusted(family: Sequence[Judged]) -> list[Judged]:
     values = iter(holm([one.verdict.p for one in family if one.verdict is not None]))
     return [
-        one if one.verdict is None else one._replace(verdict=_decided(one.verdict, one.claim.margin, next(values)))
-        for one in family
+        one if one.verdict is None else one._replace(verdict=one.verdict._replace(p=next(values))) for one in family
     ]
 
 
@@ -189,34 +185,3 @@ def _scores(task: ExperimentTask, results: Results, statistic: Statistic) -> Sco
         condition: {seed: round(task.returns.normalised(values[statistic]), _DIGITS) for seed, values in seeds.items()}
         for condition, seeds in results[task.name].items()
     }
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    if not np.isfinite(values).all():
-        return math.nan, math.nan, math.nan
-    mean, half = t_interval(values)
-    return mean, mean - half, mean + half
-
-
-def overall(tasks: Sequence[ExperimentTask], results: Results) -> dict[str, dict[str, Spread]]:
-    """Each condition over all tasks, in scores, by name of the measure; only of conditions whose runs all have numbers.
-
-    Interquartile means are over tasks and seeds. Of the best member also the median and the mean over tasks, each counted 1 at most.
-    """
-    found = {}
-    for condition in results[tasks[0].name]:
-        tables = {
-            statistic: np.array([list(_scores(task, results, statistic)[condition].values()) for task in tasks]).T
-            for statistic in STATISTICS
-        }
-        if not all(np.isfinite(scores).all() for scores in tables.values()):
-            continue
-        measures: dict[str, Spread] = {}
-        for statistic, scores in tables.items():
-            iqm, interval = stratified_iqm(scores)
-            measures[f"{statistic}, IQM"] = iqm, *interval
-        best = tables["best"].mean(axis=0)
-        measures["best, median"] = float(np.median(best)), math.nan, math.nan
-        measures["best, capped mean"] = float(np.minimum(best, 1).mean()), math.nan, math.nan
-        found[condition] = measures
-    return found

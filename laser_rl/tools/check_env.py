@@ -29,6 +29,7 @@ from laser_rl.envs.construct import constructor
 from laser_rl.envs.make import is_atari, is_mixture, make_environments
 from laser_rl.envs.masks import choices_of, legal
 from laser_rl.envs.records import ActionSpec, DiscreteActions, Environments, MultiDiscreteActions, Rows, write_spec
+from laser_rl.envs.scores import tasks_of
 from laser_rl.errors import EnvironmentRefused, UserError
 
 Verdict = Literal["good", "warning", "defect", "not done"]
@@ -57,6 +58,7 @@ STAGES = {
 WHERE_GOOD = ("resume", "gymnasium")
 PHASES = {slot.CONSTRUCTING: "constructor", slot.RESETTING: "reset", slot.STEPPING: "step"}
 FOREIGN = (str(Path(gymnasium.__file__).parent), str(Path(__file__).parents[1]), "<frozen importlib", "<string>")
+SLOTS = 4  # of environments that step many at once; of a mixture one for each task
 ENDLESS_STEPS = 30_000  # an Atari game is cut off after 27,000
 SLOW = 100.0  # steps a second
 OWN_GENERATOR = "draw from self.np_random only, and begin reset with super().reset(seed=seed)"
@@ -69,8 +71,6 @@ class Order:
     id: str
     steps: int = 2_000
     """Random ones, at most; slow environments are played for fewer."""
-    slots: int = 4
-    """Of environments that step many at once; of a mixture at least so many, the same for each task."""
     seconds: float = 8.0
     """For each stage of the examination, about."""
     seed: int = 0
@@ -127,7 +127,8 @@ class Bench:
             hooks["watch"] = lambda phase, _: self._watch(PHASES.get(phase, "idle"), *self._at[1:])
             self._make = lambda: slot.SerialEnvironments(self._noted, slots=1, seed=order.seed, name=name, **hooks)
         else:
-            how: dict[str, Any] = {"seed": order.seed, "slots": order.slots, "options": options, "lockstep": True}
+            slots = len(tasks_of(name)) if is_mixture(name) else SLOTS
+            how: dict[str, Any] = {"seed": order.seed, "slots": slots, "options": options, "lockstep": True}
             self._make = lambda: make_environments(name, **how)
 
     def run(self) -> None:

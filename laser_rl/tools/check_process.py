@@ -1,4 +1,4 @@
-"""`laser check-env` in a process of its own, which is watched: hangs, crashes and endless output of an environment are findings too.
+"""`laser check-env`: the command, and the watched process in which it plays: hangs, crashes and endless output are findings, too.
 
 The child sends JSON through a pipe: each finding as soon as it is made, and each call of the environment's code before it begins.
 """
@@ -11,15 +11,18 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
-from laser_rl.envs.records import EnvironmentSpec, read_spec
+import tyro
+
+from laser_rl.envs.records import BoxActions, DiscreteActions, EnvironmentSpec, MultiDiscreteActions, read_spec
 from laser_rl.envs.worker import die_with, end_group, fate_of, start_python
-from laser_rl.errors import EnvironmentRefused, UserError
+from laser_rl.errors import ConfigError, EnvironmentRefused, UserError
+from laser_rl.metrics.display import verdict_line
 from laser_rl.tools.check_env import CHECKS, FOREIGN, Bench, Finding, Order, error_finding, place_of
 
 
@@ -99,6 +102,70 @@ def examine(order: Order, say: Callable[[str], None] = lambda stage: None) -> Ex
             end_group(process)
     found.complete()
     return found
+
+
+@dataclass(frozen=True)
+class CheckEnv(Order):
+    """Examine an environment: what it declares, what it returns, seeds, ends, speed. Exit status 1 if there is a defect."""
+
+    id: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    """An id that Gymnasium knows, one of ours, `module:Name-v0`, or `module:callable`."""
+    json: bool = False
+    """Everything as JSON."""
+
+    def __call__(self) -> int:
+        from laser_rl.recipes import for_environment  # noqa: PLC0415 - settings, which the help text does not need
+
+        if self.steps < 1 or self.seconds <= 0:
+            raise ConfigError("expected --steps and --seconds above 0; leave them out for the usual ones")
+        try:
+            dict(**json.loads(self.options))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"expected --options to be a JSON object, got {self.options!r} ({error}); e.g. '{{\"size\": 5}}'"
+            ) from None
+        order = Order(**{name: value for name, value in vars(self).items() if name != "json"})
+        loud = sys.stderr.isatty() and not self.json
+        found = examine(order, lambda stage: print(f"laser: {self.id}: {stage} …", file=sys.stderr) if loud else None)
+        if found.spec is not None:
+            recipe = {"recipe": f"{for_environment(found.spec, self.id).recipe}: laser train --env {self.id}"}
+            found.facts = spec_facts(found.spec) | found.facts | recipe
+        if self.json:
+            verdict = "defect" if found.of("defect") else "warning" if found.of("warning") else "good"
+            about = {"environment": self.id, "verdict": verdict, "findings": [asdict(one) for one in found.findings]}
+            print(json.dumps({**about, "facts": found.facts}, indent=2))
+        else:
+            print("\n".join(as_text(found)))
+        return int(bool(found.of("defect")))
+
+
+def spec_facts(spec: EnvironmentSpec) -> dict[str, str]:
+    seen, action = spec.observation, spec.action
+    kind = "picture" if seen.is_image else "vector"
+    stored = f"{seen.dtype} {seen.shape}, a {kind}, scaled by {seen.scale:.4g}"
+    if seen.parts:
+        stored = "; ".join(f"{part.key}: {part.dtype} {part.shape}, scaled by {part.scale:.4g}" for part in seen.parts)
+    stored += f"; the last {seen.mask} numbers say which actions are legal" if seen.mask else ""
+    chosen = f"one of {action.count} choices" if isinstance(action, DiscreteActions) else ""
+    if isinstance(action, BoxActions):
+        chosen = f"{len(action.low)} real numbers, from {list(action.low)} to {list(action.high)}"
+    elif isinstance(action, MultiDiscreteActions):
+        chosen = f"{len(action.counts)} choices at once, among {', '.join(map(str, action.counts))}"
+    facts = {"observation": stored, "action": chosen}
+    return facts | ({"tasks": ", ".join(spec.tasks)} if spec.tasks else {})
+
+
+def as_text(found: Examination) -> Iterator[str]:
+    """A line for each check, then what an agent would see, then the result."""
+    for one in found.findings:
+        yield verdict_line(one.check, one.verdict, one.text)
+        yield from (f"{'':<28}| {line}" for line in one.trace.splitlines())
+    yield ""
+    yield from (f"{name:<16}{text}" for name, text in found.facts.items())
+    defects, warnings = len(found.of("defect")), len(found.of("warning"))
+    advice = "mend the defects, then check again" if defects else "it can be trained" if warnings else "fine"
+    checks = len({one.check for one in found.findings if one.verdict != "not done"})
+    yield f"\n{found.name}: {defects} defects, {warnings} warnings in {checks} checks; {advice}"
 
 
 def _printed(output: IO[bytes], start: int) -> list[str]:

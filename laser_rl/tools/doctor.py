@@ -12,17 +12,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from laser_rl import __version__, disk
 from laser_rl.checkpoint.lock import RunLock, owner
+from laser_rl.metrics.display import verdict_line
+from laser_rl.metrics.machine import gpus
 
 Verdict = Literal["good", "warning", "bad"]
 CORE_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-TORCH_LIMIT_S, WORKER_LIMIT_S, END_LIMIT_S = 120.0, 30.0, 10.0
-SLOW_WORKER_S, SLOW_SYNC_S = 10.0, 0.5
+TORCH_LIMIT_S, END_LIMIT_S = 120.0, 10.0
+SLOW_SYNC_S = 0.5
 # In a process of its own: a driver may hang, a broken build may crash, and a CUDA context would stay in this process.
 ASK_TORCH = """
 import json
@@ -52,6 +54,31 @@ class Probe:
     todo: str = ""
 
 
+@dataclass(frozen=True)
+class Doctor:
+    """Look whether this machine is fine: versions, cores, memory, disk, GPU. Exit status 1 if something is bad."""
+
+    run_dir: Path = Path("runs")
+    """Where runs are going to be; its file system is tried."""
+    json: bool = False
+    """Everything as JSON."""
+
+    def __call__(self) -> int:
+        lines: list[Probe] = []
+        for line in looked_at(self.run_dir):
+            lines.append(line)
+            if not self.json:
+                said = "; ".join(filter(None, (line.found, line.todo)))
+                print(verdict_line(line.part, line.verdict, said), flush=True)
+        bad, warned = (sum(line.verdict == verdict for line in lines) for verdict in ("bad", "warning"))
+        if self.json:
+            values = {"fine": not bad, "bad": bad, "warnings": warned, "lines": [asdict(line) for line in lines]}
+            print(json.dumps(values, indent=2))
+        else:
+            print(f"\n{bad} bad, {warned} to look at{': mend what is bad, then ask again' if bad else ''}")
+        return int(bool(bad))
+
+
 def graded(part: str, value: float, least: float, little: float, found: str, todo: str) -> Probe:
     """Bad below `least`, a warning below `little`."""
     if value >= little:
@@ -61,8 +88,6 @@ def graded(part: str, value: float, least: float, little: float, found: str, tod
 
 def looked_at(run_dir: Path) -> Iterator[Probe]:
     """Yield each probe as soon as it is known; another process imports torch meanwhile."""
-    from laser_rl.metrics.machine import gpus  # noqa: PLC0415 - so that the help text does not wait
-
     torch = subprocess.Popen(  # noqa: S603  (our own interpreter and our own code)
         [sys.executable, "-c", ASK_TORCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -81,7 +106,6 @@ def looked_at(run_dir: Path) -> Iterator[Probe]:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = sys.maxsize if most == resource.RLIM_INFINITY else most
         yield graded("open files", most, 256, 1024, f"at most {most:,}", "raise it: ulimit -n 4096")
-        yield worker()
         seen = _answer(torch)
         free = seen.get("free_bytes", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) / 1e9
         todo = "end other programs, give the container more memory, or lower --replay.capacity-steps"
@@ -102,26 +126,6 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
         said = errors.decode(errors="replace").strip().splitlines()[-1:]
         return {"error": ": ".join([f"its process ended with status {process.returncode}", *said])[:300]}
     return found
-
-
-def worker() -> Probe:
-    from laser_rl.envs.construct import constructor  # noqa: PLC0415 - imports Gymnasium
-    from laser_rl.envs.pool import PoolEnvironments  # noqa: PLC0415
-    from laser_rl.envs.worker import ProcessLimits  # noqa: PLC0415
-    from laser_rl.errors import UserError  # noqa: PLC0415
-
-    start, make = time.perf_counter(), constructor("CartPole-v1", {})
-    limits = ProcessLimits(WORKER_LIMIT_S, WORKER_LIMIT_S, WORKER_LIMIT_S)
-    try:
-        made = PoolEnvironments(make, slots=1, seed=0, workers=1, limits=limits)
-        with contextlib.closing(made) as environments:
-            environments.reset()
-            seconds = time.perf_counter() - start
-    except (UserError, OSError) as error:
-        todo = "try `laser check-env CartPole-v1`; until it works use --environment.placement thread"
-        return Probe("worker", "bad", str(error).splitlines()[0], todo)
-    slow = "the machine is busy, or Python's libraries lie on a slow disk" if seconds > SLOW_WORKER_S else ""
-    return Probe("worker", "warning" if slow else "good", f"started and answered in {seconds:.1f} s", slow)
 
 
 def cores(usable: int) -> Probe:

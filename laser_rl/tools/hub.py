@@ -90,7 +90,7 @@ def _score(score: Mapping[str, Any] | None) -> str:
 
 
 def load_from_hub(
-    repo: str | Path,
+    repo: str,
     env: EnvironmentSource | None = None,
     *,
     revision: str | None = None,
@@ -98,29 +98,23 @@ def load_from_hub(
     device: str = "auto",
     trust_code: bool = False,
 ) -> LASER:
-    """An agent that `laser push` has sent to the Hugging Face Hub, or that lies in a folder of `laser push --dry-run`.
+    """An agent that `laser push` has sent to the Hugging Face Hub; one in a folder is read by `LASER.load(folder / "agent.safetensors")`.
 
     Only its safetensors file is downloaded, and nothing that the file names is imported unless you pass `env` or say `trust_code=True`.
 
     Args:
-        repo: "OWNER/NAME" (needs the extra `hub`), or a folder.
+        repo: "OWNER/NAME"; needs the extra `hub`.
         env: what to play; None: what the file names.
         revision: a branch, tag or commit of the repository; None: the newest.
         net: your own torso, if it was trained with one.
         device: as of `LASER.load`.
         trust_code: the code that the file names (`module:callable`) may be imported and called.
     """
-    given: object = repo
-    if isinstance(given, str | Path) and str(given) and Path(given).is_dir():
-        path = Path(given) / AGENT
-        if not path.is_file():
-            raise ConfigError(f"{repo} holds no {AGENT}, expected a folder of 'laser push --dry-run'; choose another")
-    elif isinstance(given, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", given):
-        api = hub_api()
-        with _asked(f"gave no {AGENT} of {repo}"):
-            path = Path(api.hf_hub_download(repo, AGENT, revision=revision))
-    else:
-        raise ConfigError(f"load_from_hub: expected OWNER/NAME or a folder that is there, got {shortened(str(given))}")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(repo)):
+        raise ConfigError(f"load_from_hub: expected OWNER/NAME, got {shortened(str(repo))}")
+    api = hub_api()
+    with _asked(f"gave no {AGENT} of {repo}"):
+        path = Path(api.hf_hub_download(repo, AGENT, revision=revision))
     return LASER.load(path, env, net=net, device=device, trust_code=trust_code)
 
 

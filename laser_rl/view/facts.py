@@ -48,7 +48,7 @@ def summary(subject: Subject, *, known: float = 1.0) -> Data:
 
 def details(subject: Subject, films: Sequence[Film]) -> Data:
     leader = 0 if subject.best is None else subject.best.member
-    played = subject.newest(leader, "evaluation")
+    played = subject.history.values("evaluation", leader)
     evaluation = {
         ("score" if subject.mixed and name == "mean" else name): _text(value) if isinstance(value, str) else cell(value)
         for name, value in played.items()
@@ -56,7 +56,7 @@ def details(subject: Subject, films: Sequence[Film]) -> Data:
     }
     return {
         "settings": {name: _text(display.setting(value)) for name, value in subject.settings.items()},
-        "numbers": {name: _text(text) for name, text in display.texts(subject.newest(leader, "train")).items()},
+        "numbers": {name: _text(text) for name, text in display.texts(subject.history.values("train", leader)).items()},
         "evaluation": evaluation,
         "intervals": [_training_interval(subject, one.member) for one in subject.members],
         "machine": _machine(subject),
@@ -100,8 +100,7 @@ def _kind(subject: Subject) -> str:
 
 
 def _member(subject: Subject, one: MemberStanding) -> Data:
-    newest, played = subject.newest(one.member, "train"), subject.newest(one.member, "evaluation")
-    own = one.acceptance_own if one.acceptance_own is not None else newest.get("acceptance")
+    newest, played = (subject.history.values(kind, one.member) for kind in ("train", "evaluation"))
     # What population based training has moved in another member is as the sweep began with it.
     full = {display.last_name(name): name for name in subject.settings}
     others = dict.fromkeys(name for other in subject.members for name in other.settings)
@@ -115,7 +114,7 @@ def _member(subject: Subject, one: MemberStanding) -> Data:
         "score": cell(one.return_mean),
         "evaluation": cell(one.evaluation),
         "interval": _cells(one.evaluation_interval),
-        "own": cell(own),
+        "own": cell(one.acceptance_own),
         "others": cell(one.acceptance_others),
         **{name: cell(played.get(name)) for name in ("iqm", "episodes")},
         **{name: cell(newest.get(name)) for name in _SHOWN},
@@ -150,7 +149,7 @@ def _state_notices(subject: Subject) -> list[list[str]]:
     if subject.state == "broken off":
         said = "neither that this is finished nor that it was stopped: nothing here is a final result."
         found.append(["warning", f"The last row says {said}"])
-    ended = {one.member: subject.newest(one.member, "train").get("episodes") for one in subject.members}
+    ended = {one.member: subject.history.values("train", one.member).get("episodes") for one in subject.members}
     few = {member: int(n) for member, n in ended.items() if isinstance(n, int | float) and n < _WINDOW}
     if few:
         whose = _whose(few) if subject.is_sweep else f"{next(iter(few.values()))}"

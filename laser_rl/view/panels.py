@@ -102,7 +102,7 @@ def _task_table(subject: Subject, asked: Asked) -> Data:
     leader = subject.best
     if leader is None or not subject.mixed:
         return table([], [])
-    rows = [subject.newest(leader.member, kind) for kind in ("train", "evaluation")]
+    rows = [subject.history.values(kind, leader.member) for kind in ("train", "evaluation")]
     names = dict.fromkeys(name.removeprefix(SCORE_OF) for row in rows for name in row if name.startswith(SCORE_OF))
     lines = []
     for name in names:

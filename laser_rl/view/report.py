@@ -7,14 +7,17 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
-from laser_rl.disk import write_bytes
+import tyro
+
+from laser_rl.disk import open_in_folder, write_bytes
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.videos import Film, best, films, open_film
+from laser_rl.metrics.videos import Film, best, films
 from laser_rl.view.comparison import SIDE_BY_SIDE, comparison, overview
 from laser_rl.view.facts import details, summary
 from laser_rl.view.panels import PANELS, Asked, Data
@@ -36,11 +39,25 @@ _SCRIPTS = ("dom.js", "charts.js", "panels.js", "app.js")  # each uses those bef
 _MODULE = re.compile(r"^import .*;\n|^export (?=const|function|class)", re.MULTILINE)
 
 
+@dataclass(frozen=True)
+class Report:
+    """Write a report, one HTML file: of a run, of a sweep, or of several of them side by side. Reads only, also while they go on."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs or sweeps."""
+    out: Path | None = None
+    """The HTML file; by default report.html in the directory or, of several, where you are."""
+
+    def __call__(self) -> int:
+        if self.out is not None and (self.out.is_dir() or self.out.suffix not in {".html", ".htm"}):
+            raise ConfigError(f"--out names the HTML file, expected something like report.html, got {self.out}")
+        print(report(*self.run_dirs, out=self.out))
+        return 0
+
+
 def report(*run_dirs: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of one or several run directories; `out` is `report.html` in the directory or, of several, in the current one."""
     paths = [Path(one) for one in run_dirs]
-    if not paths:
-        raise ConfigError("a report of what? name one or more run directories: laser report runs/*")
     named = dict(zip(paths, distinct(paths), strict=True))
     page = Path(out) if out is not None else (paths[0] if len(named) == 1 else Path()) / REPORT
     text = frozen(recorded([subject_of(path, name) for path, name in named.items()], page.parent.resolve()))
@@ -119,7 +136,7 @@ def _answers(subject: Subject, number: int, beside: Path, *, alone: bool) -> Dat
 def _source(film: Film, beside: Path, *, embed: bool) -> str:
     if embed and film.size <= LARGEST_BYTES:
         try:
-            with open_film(film) as file:
+            with open_in_folder(film.path) as file:
                 data = file.read(LARGEST_BYTES)
             return f"data:{film.media};base64,{base64.b64encode(data).decode()}"
         except OSError:  # it was removed meanwhile, or has become a link

@@ -19,7 +19,6 @@ from laser_rl.errors import ConfigError
 from laser_rl.metrics import display, machine
 from laser_rl.metrics.history import History
 from laser_rl.metrics.log import FILE, Tail, last_row
-from laser_rl.metrics.rows import Kind, Row
 from laser_rl.metrics.standing import SWEEP, MemberStanding, best, standing_of, state_of
 from laser_rl.metrics.videos import FOLDER, Film, films
 
@@ -95,13 +94,6 @@ class Subject:
     @property
     def state(self) -> str:
         return state_of(self.history.last, running=self.running)
-
-    def newest(self, member: int, kind: Kind) -> Row:
-        """The newest value of every number in the rows of a kind that are kept of a member."""
-        found: Row = {}
-        for row in self.history.newest(kind, member):
-            found |= row
-        return found
 
 
 def subject_of(run_dir: Path, name: str | None = None) -> Subject:

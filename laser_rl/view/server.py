@@ -20,8 +20,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from laser_rl.disk import open_in_folder
 from laser_rl.errors import ConfigError
-from laser_rl.metrics.videos import open_film
 from laser_rl.view.comparison import SIDE_BY_SIDE, comparison, overview
 from laser_rl.view.facts import details, summary, video_id
 from laser_rl.view.panels import PANELS, Asked, Data
@@ -110,7 +110,7 @@ class _Pages:
         for one in self._run(request).videos():
             if video_id(one) == request.path_params["video"]:
                 with contextlib.suppress(OSError):
-                    return _OpenFile(open_film(one), one.media)
+                    return _OpenFile(open_in_folder(one.path), one.media)
         raise HTTPException(404)
 
     def routes(self) -> list[Route]:

@@ -19,11 +19,10 @@ def lines():
 
 
 def test_everything_is_looked_at(lines):
-    parts = {"versions", "cores", "memory", "disk", "files", "open files", "worker", "torch", "GPU"}
+    parts = {"versions", "cores", "memory", "disk", "files", "open files", "torch", "GPU"}
     assert parts <= set(lines)
     assert {line.verdict for line in lines.values()} <= {"good", "warning", "bad"}
     assert all(line.todo for line in lines.values() if line.verdict != "good")
-    assert lines["worker"].verdict in {"good", "warning"}
     assert f"{sys.version_info[0]}.{sys.version_info[1]}" in lines["versions"].found
 
 
@@ -43,7 +42,6 @@ def test_a_torch_that_crashes_or_hangs_is_bad_and_does_not_take_us_along(monkeyp
     def torch_line():
         return next(line for line in list(doctor.looked_at(Path("runs"))) if line.part == "torch")
 
-    monkeypatch.setattr(doctor, "worker", lambda: doctor.Probe("worker", "good", ""))
     monkeypatch.setattr(doctor, "ASK_TORCH", "import os; os.abort()")
     assert "status -6" in torch_line().found
     monkeypatch.setattr(doctor, "ASK_TORCH", "import time; time.sleep(60)")
@@ -84,7 +82,6 @@ def test_the_quota_of_a_control_group(text, todo, tmp_path, monkeypatch):
 
 
 def test_a_directory_that_is_not_there_yet_is_tried_where_it_would_be(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "worker", lambda: doctor.Probe("worker", "good", ""))
     monkeypatch.setattr(doctor, "ASK_TORCH", "")
     found = {line.part: line for line in doctor.looked_at(tmp_path / "not" / "yet")}
     assert str(tmp_path) in found["disk"].found
@@ -106,13 +103,3 @@ def test_a_disk_that_cannot_be_written_is_bad(monkeypatch, tmp_path):
     line = doctor.files(tmp_path)
     assert line.verdict == "bad"
     assert "Read-only" in line.found
-
-
-def test_without_a_worker_the_machine_is_bad(monkeypatch):
-    from laser_rl.envs import worker  # noqa: PLC0415
-
-    monkeypatch.setattr(worker, "ENTRY", "raise SystemExit(3)")
-    monkeypatch.setattr(doctor, "WORKER_LIMIT_S", 5.0)
-    line = doctor.worker()
-    assert line.verdict == "bad"
-    assert "placement thread" in line.todo

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from laser_rl.cli import COMMANDS
-from laser_rl.config import setting_types
+from laser_rl.config import setting_fields
 from laser_rl.errors import THEIRS
 from tests.view.chromium import PROGRAM, Chromium
 
@@ -42,7 +42,7 @@ def test_every_page_is_in_the_navigation_once():
 
 def test_every_setting_has_a_row_with_its_default():
     text = "\n".join(hook("made").settings())
-    assert set(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == set(setting_types())
+    assert set(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == set(setting_fields())
     [row] = re.findall(r"^\| `replay.capacity_steps` .*$", text, re.MULTILINE)
     assert row.startswith("| `replay.capacity_steps` | whole number, ≥ 1 | `100,000` | Environment steps that are kept")
     [row] = re.findall(r"^\| `loss.trust_bound` .*$", text, re.MULTILINE)

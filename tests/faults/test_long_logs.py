@@ -12,7 +12,7 @@ import pytest
 
 from laser_rl import checkpoint, recipes
 from laser_rl.metrics.history import History
-from laser_rl.metrics.log import FILE, Stream, read
+from laser_rl.metrics.log import FILE, read, rows_of
 from laser_rl.metrics.rows import EACH, EpisodeRows, episodes_in
 from tests.row_hash import rows_hash
 from tests.training.small import finish, small
@@ -154,4 +154,4 @@ def test_a_hole_of_gigabytes_in_a_log_is_passed_over(tmp_path):
     with path.open("r+b") as file:
         file.seek(200 * MB)
         file.write(b"\n" + row % 2)
-    assert [one["step"] for one in Stream(path)] == [1, 2]
+    assert [one["step"] for one in rows_of(path)] == [1, 2]

@@ -10,7 +10,7 @@ from laser_rl.research.pages import report, write_index
 
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "experiments"
 NEEDED = ("experiment.json", "curves.csv", "times.csv")
-MADE = ("README.md", "scores.csv", "summary.csv", "verdicts.csv")
+MADE = ("README.md", "scores.csv", "verdicts.csv")
 NAMES = ["capacity", *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS if name != "capacity")]
 
 

@@ -61,18 +61,14 @@ def test_a_dry_run_writes_a_folder_that_works_and_sends_nothing(run, tmp_path, c
     assert "not empty" in capsys.readouterr().err
 
 
-def test_an_agent_comes_back_from_a_folder_and_from_the_hub(run, tmp_path, monkeypatch):
+def test_an_agent_comes_back_from_the_hub(run, tmp_path, monkeypatch):
     folder = tmp_path / "hub"
     assert main(["push", str(run[0]), "somebody/cartpole", "--dry-run", "--out", str(folder)]) == 0
     fake = FakeHub()
     monkeypatch.setattr(hub, "hub_api", lambda: fake)
     fake.hf_hub_download = lambda repo, name, revision: fake.asked.append((repo, revision)) or folder / name
-    agents = [
-        laser_rl.load_from_hub(folder),
-        laser_rl.load_from_hub("somebody/cartpole", revision="v1", device="cpu"),
-    ]
-    assert fake.asked == [("somebody/cartpole", "v1")]
-    for agent in agents:
+    with laser_rl.load_from_hub("somebody/cartpole", revision="v1", device="cpu") as agent:
+        assert fake.asked == [("somebody/cartpole", "v1")]
         assert agent.steps == newest_step(run[0])
         assert agent.evaluate(episodes=2).episodes == 2
     fake.hf_hub_download = lambda *_, **__: 1 / 0

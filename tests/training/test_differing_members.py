@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from laser_rl import Sweep
-from laser_rl.config import RunConfig, setting_types
+from laser_rl.config import RunConfig, setting_fields
 from laser_rl.errors import ConfigError
 from laser_rl.training.build_group import build_group
 from laser_rl.training.member_group import MemberGroup
@@ -99,7 +99,7 @@ def of_two(own, *, first, **more):
 
 
 def test_the_tables_name_every_setting():
-    assert sorted([*MAY, *NEVER]) == sorted(setting_types())
+    assert sorted([*MAY, *NEVER]) == sorted(setting_fields())
 
 
 def both_orders(names):
