@@ -61,8 +61,6 @@ class Actor:
         # Views of the same memory without the dimension of environments: to index by two arrays takes ten times as long as by one.
         self._flat = Unrolls(*(field.reshape(-1, *field.shape[2:]) for field in self._open))
         self._outcomes = np.arange(count) * layout.steps  # an environment's first place there
-        self._to_inputs = np.arange(count) + 1  # from an outcome's place to that of the inputs after it
-        self._to_frame = self._to_inputs * layout.stack
         self._memory = np.zeros((count, layout.state_size), np.float32)  # before each environment's newest row
         self._shift = np.arange(count) % own * layout.steps // own
         self._unrecorded = self._shift.copy()  # rows still to come before the recording starts
@@ -143,7 +141,8 @@ class Actor:
             rows = _only(rows, ~skipped)
         envs, flat, after = rows.slots, self._flat, self._cursor[rows.slots] + 1
         place = self._outcomes[envs] + after - 1
-        inputs, frame = place + self._to_inputs[envs], place + self._to_frame[envs]
+        longer = envs + 1  # each unroll so far has a row of inputs more than of outcomes, and `stack` more frames
+        inputs, frame = place + longer, place + longer * self.layout.stack
         for name in ("reward", "terminated", "truncated", "lost_life"):
             getattr(flat, name)[place] = getattr(rows, name)
         flat.last_reward[inputs] = rows.reward
@@ -157,11 +156,9 @@ class Actor:
         """Hand out full unrolls; their last input row (and the context before it) is the first of the next ones."""
         envs, steps, kept = rows.slots, self.layout.steps, self.layout.stack
         done = Unrolls(*(field.take(envs, 0) for field in self._open))
-        for name in ("observation", "is_first"):
-            field = getattr(self._open, name)
+        for field in (self._open.observation, self._open.is_first):
             field[envs, :kept] = field[envs, steps : steps + kept]
-        for name in ("last_action", "last_reward"):
-            field = getattr(self._open, name)
+        for field in (self._open.last_action, self._open.last_reward):
             field[envs, 0] = field[envs, steps]
         self._open.episode[envs], self._open.seed[envs] = rows.episode, rows.seed
         self._cursor[envs] = 0

@@ -93,15 +93,12 @@ class Dense:
 
     def _apart(self, rows: Tensor) -> Tensor:
         """[T+1, B, n] → [K, rows of a member, n]."""
-        if self._members == 1:
-            return rows.reshape(1, -1, rows.shape[-1])
-        own = rows.reshape(len(rows), self._members, -1, rows.shape[-1]).transpose(0, 1)
+        own = rows if self._members == 1 else rows.reshape(len(rows), self._members, -1, rows.shape[-1]).transpose(0, 1)
         return own.reshape(self._members, -1, rows.shape[-1])
 
     def _together(self, own: Tensor, rows: int) -> Tensor:
-        if self._members == 1:
-            return own.view(rows, -1, own.shape[-1])
-        return own.view(self._members, rows, -1, own.shape[-1]).transpose(0, 1).flatten(1, 2)
+        apart = own.view(self._members, rows, -1, own.shape[-1])
+        return apart[0] if self._members == 1 else apart.transpose(0, 1).flatten(1, 2)
 
 
 def _through(layers: Sequence[DenseLayer], x: Tensor) -> list[Tensor]:

@@ -48,11 +48,10 @@ class Bounds:
         boxes = [(path, leaf) for path, leaf in _looked_at(space, spec, "") if isinstance(leaf, spaces.Box)]
         self._boxes = [(path, box) for path, box in boxes if _narrow(box)]
         self.watching = bool(self._boxes)
-        self._ends: tuple[list[float], list[float]] | None = None  # where numbers are stored as they come
+        self._ends: tuple[list[float], ...] | None = None  # where numbers are stored as they come
         if isinstance(space, spaces.Box) and space.shape == spec.shape:
             ends = (end.astype(np.float32).clip(-LARGEST, LARGEST) for end in (space.low, space.high))
-            low, high = (end.reshape(-1).tolist() for end in ends)
-            self._ends = low, high
+            self._ends = tuple(end.reshape(-1).tolist() for end in ends)
 
     def around(self, stored: list[float]) -> bool:
         """Whether a few stored numbers are finite and within, as far as they tell: False sends to `look`."""

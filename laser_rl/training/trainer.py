@@ -278,10 +278,8 @@ class Trainer(Run):
                     self.save(last=False)
 
     def exploit(self) -> list[Exploit]:
-        if self.population is None:
-            return []
         progress = [(training.steps, training.window.episodes) for training in self.trainings]
-        if not self.population.is_due(*zip(*progress, strict=True)):
+        if self.population is None or not self.population.is_due(*zip(*progress, strict=True)):
             return []
         exploits, learners = self._decide(), [training.member.learner for training in self.trainings]
         # Donors' parameters are copied before any member is overwritten.
