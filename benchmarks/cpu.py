@@ -1,6 +1,6 @@
 """What a run costs on one core: our single-file example, the package and stable-baselines3's PPO at the same work, in turns.
 
-    python -m benchmarks.cpu peers --csv benchmarks/results/2026-11-19-cpu-peers.csv    # or: make bench-peers
+    python -m benchmarks.cpu peers --csv benchmarks/results/2026-11-20-cpu-peers.csv    # or: make bench-peers
 
 The same work: as many environment steps, as many updates, as many rows in each, one network for policy and value, Adam. LASER learns
 from each row about eight times, by replay; PPO too, by eight epochs. Each run has a process of its own with one thread, and trains for a

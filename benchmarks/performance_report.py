@@ -10,15 +10,14 @@ ROOT = Path(__file__).parents[1]
 PAGE, KEPT = ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "results"
 MARK = "<!-- performance: made by `python -m benchmarks.performance_report` -->", "<!-- performance end -->"
 SIDES = {"example": "example", "package": "package", "sb3": "PPO"}
-DAY = "2026-11-19"
 GROUPED = ("environments", "policy", "recording rows", "forward", "loss", "backward")
 SHOWN = ("laser train, first row", "import laser_rl", "laser status RUN", "laser config show", "laser report RUN")
 Row = dict[str, str]
 
 
 def kept(name: str) -> list[Row]:
-    """The rows of a file of results."""
-    with (KEPT / f"{DAY}-{name}.csv").open(newline="", encoding="utf-8") as file:
+    """The rows of the newest file of these results."""
+    with max(KEPT.glob(f"????-??-??-{name}.csv")).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 

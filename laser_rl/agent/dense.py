@@ -69,9 +69,9 @@ class Dense:
             seen, rows = self._seen(observation), len(observation)
             self._features = _through(self._torso, seen)
             self._valued = _through(self._value_torso, seen) if self._value_torso else self._features
-            policy, value, valued = self._policy(self._features[-1]), self._value(self._valued[-1]), self._valued[-1]
-            policy, value, valued = (self._together(part, rows) for part in (policy, value, valued))
-            return Output(self._network.masked(policy, observation), value.squeeze(-1), valued)
+            policy = self._together(self._policy(self._features[-1]), rows)
+            value = self._together(self._value(self._valued[-1]), rows).squeeze(-1)
+            return Output(self._network.masked(policy, observation), value)
 
     def backward(self, by_policy: Tensor, by_value: Tensor) -> None:
         """From the gradients of the outputs to those of all parameters, in place. Forbidden actions have none: their π is 0."""
@@ -93,11 +93,12 @@ class Dense:
 
     def _apart(self, rows: Tensor) -> Tensor:
         """[T+1, B, n] → [K, rows of a member, n]."""
-        own = rows.reshape(len(rows), self._members, -1, rows.shape[-1]).transpose(0, 1)
+        own = rows if self._members == 1 else rows.reshape(len(rows), self._members, -1, rows.shape[-1]).transpose(0, 1)
         return own.reshape(self._members, -1, rows.shape[-1])
 
     def _together(self, own: Tensor, rows: int) -> Tensor:
-        return own.view(self._members, rows, -1, own.shape[-1]).transpose(0, 1).flatten(1, 2)
+        apart = own.view(self._members, rows, -1, own.shape[-1])
+        return apart[0] if self._members == 1 else apart.transpose(0, 1).flatten(1, 2)
 
 
 def _through(layers: Sequence[DenseLayer], x: Tensor) -> list[Tensor]:

@@ -48,7 +48,7 @@ def _edges(device: torch.device) -> Tensor:
 def ages(age: Tensor, batch: Batch, members: int, team: Team = ALONE) -> dict[str, Tensor]:
     """How many versions old the data is, online and replayed, for each member; `age` is [B]."""
     parts = torch.stack([batch.online, ~batch.online]).float()
-    sums = torch.unflatten(torch.stack([parts * age, parts]), 2, (members, -1)).sum(3)
+    sums = torch.stack([parts * age, parts]).view(2, 2, members, -1).sum(3)
     total, count = team.sum(sums)
     lag, replayed = total / count
     return {"lag_updates": lag, "replay_age_updates": replayed}
@@ -81,7 +81,8 @@ class Numbers:
         """The numbers of an update, the same ones every time. Can be recorded in a graph, but for the first time."""
         defined = ~values.isnan()  # an entropy where no online row is trusted does not count
         if not self.names:
-            self.names, self.sums = names, torch.zeros(2, len(names), device=self.sums.device)
+            with torch.inference_mode(mode=False):  # a report changes them outside of that mode
+                self.names, self.sums = names, torch.zeros(2, len(names), device=self.sums.device)
         self.sums += torch.stack([torch.where(defined, values, 0.0), defined.float()])
 
     def report(self) -> dict[str, float]:

@@ -134,6 +134,7 @@ def _gain(addend: Floats, factor: Floats) -> Floats:
     reach = 1
     while reach < len(addend):
         addend[:-reach] += factor[:-reach] * addend[reach:]
-        factor[:-reach] *= factor[reach:].copy()
+        if 2 * reach < len(addend):
+            factor[:-reach] *= factor[reach:].copy()
         reach *= 2
     return addend

@@ -61,6 +61,8 @@ class Policy:
         self._layers = [*hidden, network.policy_head] if plain else []
         self._views: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
         self._seen_at: tuple[int, ...] = ()
+        self._most_rows = MOST_PRODUCTS // max((layer.weight.numel() for layer in self._layers), default=1)
+        self._noise = torch.empty(0)
         if self.device.type == "cuda":
             from laser_rl.cuda import staged  # noqa: PLC0415 - a run on a CPU never imports it
 
@@ -87,21 +89,23 @@ class Policy:
     def _act_by_numpy(self, observation: Array) -> Decision | None:
         """The same as `_decide` in a third of its time, for a few rows; None for many, or where the logits are not finite."""
         if (addresses := self._addresses()) != self._seen_at:  # views of the memory where the parameters lie now
-            self._views = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in self._layers]
+            self._views = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in self._layers]
             self._seen_at = addresses
-        x = observation.reshape(len(observation), -1).astype(np.float32, copy=False)
-        if len(x) * max(weight.size for weight, _ in self._views) > MOST_PRODUCTS:
+        if len(observation) > self._most_rows:
             return None
+        x = observation.reshape(len(observation), -1).astype(np.float32, copy=False)
         x = x if self.network.scale == 1.0 else x * np.float32(self.network.scale)
         for weight, bias in self._views[:-1]:
-            x = np.tanh(x @ weight.T + bias)
+            x = np.tanh(x @ weight + bias)
         weight, bias = self._views[-1]
-        logits = x @ weight.T + bias
+        logits = x @ weight + bias
         if not math.isfinite(logits.sum()):
             return None
         score = logits
         if not self.deterministic:
-            noise = torch.empty(logits.shape).exponential_(generator=self.generator).numpy()
+            if self._noise.shape != logits.shape:
+                self._noise = torch.empty(logits.shape)
+            noise = self._noise.exponential_(generator=self.generator).numpy()
             score = logits - np.log(np.maximum(noise, TINY))
         action = score.argmax(-1)
         return Decision(action, logits, action)

@@ -25,6 +25,7 @@ from laser_rl.errors import EnvironmentRefused
 LOGGER = logging.getLogger("laser_rl.envs")
 FEW = 24  # most environments are that small, and then Python is quicker than calls into NumPy
 MOST_WARNINGS = 100  # about one environment
+LARGEST = float(np.finfo(np.float32).max)  # rewards are stored as float32
 
 Env = gymnasium.Env[Any, Any]
 Warn = Callable[[str, str], None]  # is handed a key and a sentence
@@ -47,13 +48,13 @@ class Bounds:
         boxes = [(path, leaf) for path, leaf in _looked_at(space, spec, "") if isinstance(leaf, spaces.Box)]
         self._boxes = [(path, box) for path, box in boxes if _narrow(box)]
         self.watching = bool(self._boxes)
-        self._ends: tuple[list[float], list[float]] | None = None  # where numbers are stored as they come
+        self._ends: tuple[list[float], ...] | None = None  # where numbers are stored as they come
         if isinstance(space, spaces.Box) and space.shape == spec.shape:
-            low, high = (end.astype(np.float32).reshape(-1).tolist() for end in (space.low, space.high))
-            self._ends = low, high
+            ends = (end.astype(np.float32).clip(-LARGEST, LARGEST) for end in (space.low, space.high))
+            self._ends = tuple(end.reshape(-1).tolist() for end in ends)
 
     def around(self, stored: list[float]) -> bool:
-        """Whether a few stored numbers are within, as far as they tell: False sends to `look`."""
+        """Whether a few stored numbers are finite and within, as far as they tell: False sends to `look`."""
         if self._ends is None:
             return False
         low, high = self._ends
@@ -92,7 +93,6 @@ def _narrow(box: spaces.Box) -> bool:
 
 
 FULL_ROWS = 100
-LARGEST = float(np.finfo(np.float32).max)  # rewards are stored as float32
 PLAIN_REWARDS = frozenset({float, int, np.float64, np.float32})
 PLAIN_FLAGS = frozenset({bool, np.bool_})
 STEP_PARTS, RESET_PARTS = 5, 2
@@ -176,9 +176,10 @@ class Border:
         flat, watching = self._flat, self._bounds.watching
         if self._few:  # in Python: a call of NumPy takes longer
             values = flat.tolist()
+            if watching and self._bounds.around(values):
+                return
             if self._floats and not all(map(math.isfinite, values)):
                 raise BadValue("observation", _first_bad(flat))
-            watching = watching and not self._bounds.around(values)
         else:
             for part in self._floats:
                 if not np.isfinite(part).all():

@@ -265,7 +265,8 @@ class RowBlock(NamedTuple):
     digest: Ints  # of all rows of the episode so far
 
     def take(self, slots: Ints) -> Rows:
-        return Rows(slots, *(field[slots] for field in self.rows[1:]))  # type: ignore[arg-type]
+        # For rows of several numbers `take` takes a fifth of the time of an index, for single numbers twice as long.
+        return Rows(slots, self.rows.observation.take(slots, 0), *(field[slots] for field in self.rows[2:]))  # type: ignore[arg-type]
 
 
 def block_fields(observation: ObservationSpec, slots: int) -> Fields:

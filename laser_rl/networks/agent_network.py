@@ -1,6 +1,7 @@
 """The whole network: torso, memory, heads."""
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ class AgentNetwork(nn.Module):
     def popart(self) -> PopArtHead | None:
         return self.value_head if isinstance(self.value_head, PopArtHead) else None
 
-    @property
+    @functools.cached_property
     def dense(self) -> bool:
         """Whether there are only layers with tanh, from a vector to the policy and to the value."""
         torsos = {type(torso) for torso in (self.torso, self.value_torso) if torso is not None}

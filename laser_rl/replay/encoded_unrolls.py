@@ -93,7 +93,7 @@ class Unpacking:
     def _columns(self, parts: Parts, first: int, count: int) -> tuple[Bytes, Bytes]:
         if (last := first + count) > len(parts.records):
             raise ValueError(f"columns {first} to {last - 1} asked of a batch of {len(parts.records)}")
-        return parts.records[first:last].numpy(), parts.frames[first:last].numpy()
+        return parts.records.numpy()[first:last], parts.frames.numpy()[first:last]
 
     def scratch(self, count: int) -> Bytes:
         """Room for single frames, kept by each thread: fresh memory costs more than what is written into it."""

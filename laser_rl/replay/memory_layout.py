@@ -32,7 +32,8 @@ ALIGNMENT = 64  # of a record: a cache line; every field starts at a multiple of
 class Shape(NamedTuple):
     """Sizes that follow from a layout; one object for each layout."""
 
-    record: np.dtype[np.void]  # all fields but the observation
+    fields: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]  # of `Unrolls`
+    record: np.dtype[np.void]  # all of them but the observation, and those of a batch
     frame_bytes: int  # one observation
     frame_rows: int  # observations of an unroll, context included
     stack: int
@@ -86,6 +87,7 @@ class _Views(Batch):
 @lru_cache(maxsize=64)
 def shape_of(layout: UnrollLayout) -> Shape:
     names, formats, offsets, at = [], [], [], 0
+    unrolls = {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in layout.fields().items()}
     fields = {**layout.fields(), **{name: ((), dtype) for name, dtype in OF_BATCH.items()}}
     del fields["observation"]
     for name, (shape, dtype) in fields.items():
@@ -95,7 +97,7 @@ def shape_of(layout: UnrollLayout) -> Shape:
         at = _up(at + prod(shape) * np.dtype(dtype).itemsize, 8)
     record = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": _up(at, ALIGNMENT)})
     (rows, *observation), dtype = layout.fields()["observation"]
-    return Shape(record, prod(observation) * np.dtype(dtype).itemsize, rows, layout.stack)
+    return Shape(unrolls, record, prod(observation) * np.dtype(dtype).itemsize, rows, layout.stack)
 
 
 def fields_of(records: Bytes, layout: UnrollLayout) -> dict[str, Array]:
@@ -107,14 +109,12 @@ def fields_of(records: Bytes, layout: UnrollLayout) -> dict[str, Array]:
 
 def pack(layout: UnrollLayout, unrolls: Unrolls) -> Packed:
     """Check and pack; ValueError names the field with a wrong type or shape, or a number that is not finite."""
-    count = len(unrolls.member)
-    for name, (shape, dtype) in layout.fields().items():
-        array: Array = getattr(unrolls, name)
+    count, sizes = len(unrolls.member), shape_of(layout)
+    for (name, (shape, dtype)), array in zip(sizes.fields.items(), unrolls, strict=True):
         if array.dtype != dtype or array.shape != (count, *shape):
             raise ValueError(f"{name}: expected {dtype} {(count, *shape)}, got {array.dtype} {array.shape}")
         if array.dtype.kind == "f" and not np.isfinite(cast("NDArray[np.floating]", array)).all():
             raise ValueError(f"{name} holds numbers that are not finite; nothing non-finite may enter the replay")
-    sizes = shape_of(layout)
     rows = np.zeros(count, sizes.record)
     for name in unrolls._fields[1:]:
         rows[name] = getattr(unrolls, name)

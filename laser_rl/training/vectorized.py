@@ -69,10 +69,11 @@ class VectorizedLearners:
         if members < len(self.learners):
             gradient = torch.empty_like(self.gradient[:members])
             dense = Dense(learners[0].network, learners[0].flat.places, self.value[list(rows)], gradient)
-        with checks.unchecked():
+        by_numpy = fits(self.family, learners[0].loss, learners[0].network, self.value)
+        with checks.unchecked(), torch.inference_mode(by_numpy):
             output = dense.forward(batch.observation)
             hyper, bound = hyper_of([x.loss for x in learners], device), torch.stack([x.bound for x in learners])
-            if fits(self.family, hyper.common, learners[0].network, self.value):
+            if by_numpy:
                 loss = numpy_loss(output, batch, hyper, bound)
             else:
                 output = output._replace(policy=output.policy.requires_grad_(), value=output.value.requires_grad_())
@@ -150,13 +151,15 @@ class VectorizedGroup(MemberGroup):
         versions = [member.learner.version for member in self.members]
         self.actor.versions[:] = np.repeat(versions, self._slots)
         taken = self.actor.step(np.repeat(np.asarray(among), self._slots))
+        moved = taken.moved // self._slots
         for place in np.flatnonzero(among).tolist():
             first, unrolls = place * self._slots, None
-            if taken.unrolls is not None and (own := taken.unrolls.member == self.members[place].number).any():
-                unrolls = Unrolls(*(field[own] for field in taken.unrolls))
+            if taken.unrolls is not None:
+                own = np.flatnonzero(taken.unrolls.member == self.members[place].number)
+                unrolls = Unrolls(*(field.take(own, 0) for field in taken.unrolls)) if len(own) else None
             slots = range(first, first + self._slots)
             episodes = [one._replace(slot=one.slot - first) for one in taken.episodes if one.slot in slots]
-            yield place, ActorStep(unrolls, episodes, taken.moved[taken.moved // self._slots == place])
+            yield place, ActorStep(unrolls, episodes, taken.moved[moved == place])
 
     def ready(self) -> list[int]:
         """All together, or those that are ready as soon as one would fall behind."""

@@ -139,6 +139,19 @@ def test_a_reset_that_is_never_finite_does_not_loop_for_ever():
         envs.reset()
 
 
+@pytest.mark.fault(4)
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_in_a_dimension_without_bounds_fails_beside_one_with_bounds(bad):
+    half = spaces.Box(np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32))
+    wrong = returned((np.array([0.5, bad], np.float32), 0.0, False, False, {}))
+    envs, step = one_slot(functools.partial(Scripted, half, step=wrong, good_steps=FULL_ROWS + 5))
+    envs.reset()
+    for _ in range(FULL_ROWS + 5):
+        step()
+    with pytest.raises(EnvironmentRefused, match=f"{bad} in observation"):
+        step()
+
+
 def test_large_but_finite_observations_pass():
     wide = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     large = np.full(2, 1e30, np.float32)  # its square is not finite
