@@ -57,9 +57,8 @@ def update(
         step = gradient if taken is None else torch.where(taken, gradient, 0.0)  # a product with 0 would leave NaN
         mean.lerp_(step, factor(1 - beta1, 0.0))
         square.mul_(factor(beta2, 1.0)).addcmul_(step, step, value=1 - beta2)
-        count = (
-            steps.add_(1) if taken is None else steps.add_(taken).clamp(min=1)
-        )  # before the first step that is taken: 0/0
+        # Clamped: before the first step that is taken it is 0, and 0/0 would follow.
+        count = steps.add_(1) if taken is None else steps.add_(taken).clamp(min=1)
         # `rsub` and `pow`: the operators between a number and a tensor take a way through Python.
         bias = torch.rsub(torch.pow(beta1, count), 1)
         # torch divides one number by a tensor as a product with the reciprocal; rates of members' rows are divided by it.
