@@ -67,6 +67,7 @@ class TaskEnvironments(Environments):
     def __init__(self, task: Task, *, slots: int, seed: int) -> None:
         self._task, self._seed = task, seed
         self.spec, self.slots = task.spec, slots
+        self.optimal_return, self.random_return = task.optimal_return, task.random_return
         # The current row of each slot, without its observation, is kept, so that `load_state_dict` can give it again.
         self._now = now = empty_block(ObservationSpec(()), slots).rows
         now.seed[:], now.is_first[:] = seed_of(seed, np.arange(slots), now.episode), True
