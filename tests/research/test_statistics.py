@@ -117,14 +117,17 @@ def test_a_margin_makes_a_claim_of_not_worse():
 
 
 def test_seeds_that_all_came_to_the_same():
-    assert verdict([1.0] * 5, [1.0] * 5) == ("undecided", 0.0, (0.0, 0.0), 1.0)
-    assert verdict([1.0] * 5, [0.0] * 5) == ("reproduced", 1.0, (1.0, 1.0), 0.0)
+    found = verdict([1.0] * 5, [1.0] * 5)
+    assert (found.word, *found) == ("undecided", 0.0, (0.0, 0.0), 1.0, 0.0)
+    found = verdict([1.0] * 5, [0.0] * 5)
+    assert (found.word, *found) == ("reproduced", 1.0, (1.0, 1.0), 0.0, 0.0)
     assert verdict([1.0] * 5, [0.0] * 5, margin=1.0).word == "undecided"
     assert verdict([1.0] * 5, [0.0] * 5, margin=2.0).word == "not reproduced"
 
 
 def test_one_seed_decides_nothing():
-    assert verdict([9.0], [1.0]) == ("undecided", 8.0, (-math.inf, math.inf), 1.0)
+    found = verdict([9.0], [1.0])
+    assert (found.word, *found) == ("undecided", 8.0, (-math.inf, math.inf), 1.0, 0.0)
 
 
 def test_what_a_seed_does_to_both_conditions_is_taken_out_by_pairing():
