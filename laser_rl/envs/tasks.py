@@ -44,11 +44,8 @@ class Task(Protocol):
 
     spec: EnvironmentSpec
     optimal_return: float  # of the best policy, on average
+    random_return: float  # of uniformly random actions, on average
     width: int  # of a row of cells, as films show features
-
-    @property
-    def random_return(self) -> float:
-        """Of uniformly random actions, on average."""
 
     def begin(self, seed: Ints) -> Positions:
         """The first positions of episodes with these seeds: arrays of their own, which are written in place."""
@@ -183,11 +180,8 @@ class Catch(_Board):
         self.spec = self._spec("laser/Catch", self.rows, self.columns, 3)
         # Every ball can be caught if the paddle has time to reach the wall.
         self.optimal_return = 1.0 if self.rows - 1 >= self.columns // 2 else float("nan")
-
-    @property
-    def random_return(self) -> float:
-        """The ball's column is uniform whatever the paddle does, so each is right with 1 / columns."""
-        return 2.0 / self.columns - 1.0
+        # The ball's column is uniform whatever the paddle does, so each is right with 1 / columns.
+        self.random_return = 2.0 / self.columns - 1.0
 
     def begin(self, seed: Ints) -> Positions:
         middle = np.full(seed.shape, self.columns // 2, np.int64)
@@ -223,11 +217,7 @@ class DeepSea(_Board):
         # The action that means "right", by row and column; the seed is bsuite's.
         self.mask = np.random.default_rng(42).integers(0, 2, (self.size, self.size))
         self.spec = self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
-
-    @property
-    def random_return(self) -> float:
-        """Half of the costs, and the treasure once in 2ᴺ."""
-        return 2.0**-self.size - 0.005
+        self.random_return = 2.0**-self.size - 0.005  # half of the costs, and the treasure once in 2ᴺ
 
     def begin(self, seed: Ints) -> Positions:
         return {"row": np.zeros_like(seed), "column": np.zeros_like(seed)}
