@@ -80,9 +80,8 @@ def code_in(environment: str, options: Mapping[str, Any], *functions: str) -> li
     """The names of code among an environment's id (or ids, with commas), its options and settings that may name functions."""
     ids = [part.strip() for part in environment.split(",")]
     found = [name for name in ids if ":" in name and not name.startswith("suite:")]
-    # A level of Lab's is a script: a path can lead to any, and so can Lab's own settings.
-    levels = [name for name in ids if name.startswith("dmlab/")]
-    found += [name for name in levels if name.count("/") > 1 or options.get("lab_config")]
+    # A level of Lab's is a script: a path can lead to any.
+    found += [name for name in ids if name.startswith("dmlab/") and name.count("/") > 1]
     found += [text for text in _texts(options) if _CODE.fullmatch(text)]
     return found + [name for name in functions if ":" in name and not name.startswith(HERE)]
 

@@ -104,7 +104,6 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
         renderer: str = "software",
         level_cache: str | Path | None = None,
         dataset_path: str | Path | None = None,
-        lab_config: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
         path, lab = lab_level(level, test=test), _load(level)
@@ -131,15 +130,10 @@ class DmlabEnv(gymnasium.Env[Picture, Any]):
         self._lab = lab.Lab(
             path,
             [PICTURE, INSTRUCTION] if instructions else [PICTURE],
-            config={key: str(value) for key, value in (config | dict(lab_config or {})).items()},  # all as strings
+            config={key: str(value) for key, value in config.items()},  # all as strings
             renderer=renderer,
             level_cache=None if level_cache is None else LevelCache(level_cache),
         )
-        names = tuple(control["name"] for control in self._lab.action_spec())
-        if names != CONTROLS:
-            self._lab.close()
-            advice = "leave out of lab_config what adds controls"
-            _refuse(level, f"the controls {', '.join(CONTROLS)}", ", ".join(names), advice)
         self._seen: dict[str, Any] = {PICTURE: np.zeros((height, width, 3), np.uint8)}
 
     def reset(

@@ -57,11 +57,6 @@ def word_numbers(text: str) -> tuple[int, ...]:
 
 def with_instruction(picture: NDArray[Any], text: str) -> NDArray[np.uint8]:
     """A copy of `picture`, uint8 [C, H, W], with the instruction in a row of its own: [C, H + 1, W]."""
-    channels, height, width = picture.shape
-    numbers = np.array(word_numbers(text), NUMBER).view(np.uint8)
-    row = np.zeros(channels * width, np.uint8)
-    row[: numbers.size] = numbers
-    carried = np.empty((channels, height + 1, width), np.uint8)
-    carried[:, :height] = picture
-    carried[:, height] = row.reshape(channels, width)
-    return carried
+    row = np.zeros((len(picture), 1, picture.shape[2]), np.uint8)
+    row.reshape(-1)[: WORDS * NUMBER.itemsize] = np.array(word_numbers(text), NUMBER).view(np.uint8)
+    return np.concatenate([picture, row], axis=1)

@@ -20,7 +20,6 @@ Several = Annotated[int, Field(ge=2, strict=True)]
 LayoutSeed = Annotated[int, Field(ge=0, strict=True)]
 Bonuses = tuple[Annotated[float, Field(strict=True)], ...]
 UP, DOWN, LEFT, RIGHT = range(4)  # in the grids
-FAINT, CLEAR = 0.3, 0.6  # shades of a board, between nothing (0) and what matters now (1)
 
 
 @dataclass(config=CHECKED)
@@ -43,14 +42,12 @@ class Convention(Task):
         if not len(self.bonus) == len(self.late_bonus) == self.modes:
             raise ValueError(f"bonus {self.bonus} and late_bonus {self.late_bonus} need {self.modes} numbers, one each")
         # Seen: "choose now", or the cue; nothing after the last answer.
+        self.width = 1 + self.modes
         self.spec = EnvironmentSpec("laser/Convention", ObservationSpec((1 + self.modes,)), DiscreteActions(self.modes))
         # The mode that pays most, and every answer right. Undiscounted.
         self.optimal_return = 1.0 + max(now + late for now, late in zip(self.bonus, self.late_bonus, strict=True))
-
-    @property
-    def random_return(self) -> float:
-        """Each answer is right with 1 / modes, and each mode is as likely."""
-        return (1.0 + sum(self.bonus) + sum(self.late_bonus)) / self.modes
+        # Each answer is right with 1 / modes, and each mode is as likely.
+        self.random_return = (1.0 + sum(self.bonus) + sum(self.late_bonus)) / self.modes
 
     def begin(self, seed: Ints) -> Positions:
         return {"seed": seed.astype(np.int64), "step": np.zeros(seed.shape, np.int64), "mode": np.full(seed.shape, -1)}
@@ -72,15 +69,6 @@ class Convention(Task):
         seen[going, np.where(step[going] == 0, 0, 1 + cue)] = 1
         return seen
 
-    def draw(self, positions: Positions) -> Floats:
-        """On the left the mode (all of them: choose now), then a column for each cue up to this one."""
-        seed, step, mode = (int(positions[name][0]) for name in ("seed", "step", "mode"))
-        board = np.zeros((self.modes, self.steps + 1), np.float32)
-        board[:, 0] = (np.arange(self.modes) == mode) * CLEAR if step else 1
-        shown = np.arange(1, min(step, self.steps) + 1)
-        board[self._cue(np.full(shown.shape, seed), shown), shown] = np.where(shown == step, 1, FAINT)
-        return board
-
     def _cue(self, seed: Ints, step: Ints) -> Ints:
         return seed_of(0, seed, step) % self.modes
 
@@ -93,12 +81,12 @@ class _GridWalk(Task):
 
     def _lay_out(self, after: Ints, goal: int, most_steps: int, features: int) -> None:
         """`after[place, action]` is where an action leads."""
-        self._after, self._goal, self.most_steps = after, goal, most_steps
+        self._after, self._goal, self.most_steps, self.width = after, goal, most_steps, self.size
         name = f"laser/{type(self).__name__}-{self.size}"
         self.spec = EnvironmentSpec(name, ObservationSpec((features,)), DiscreteActions(4))
 
     @cached_property
-    def random_return(self) -> float:
+    def random_return(self) -> float:  # type: ignore[override]  # a number, worked out where it is asked for
         """P_k(s) = mean over actions of P_{k-1}(after[s, a]), P(goal) = 1: a uniform walk from s meets the goal within k steps."""
         after, chance = self._after.copy(), np.zeros(len(self._after))
         after[self._goal], chance[self._goal] = self._goal, 1
@@ -142,14 +130,6 @@ class KeyDoor(_GridWalk):
         has_key, cell = np.divmod(positions["place"], self.size**2)
         return np.concatenate([_one_hot(cell, self.size**2), has_key[:, np.newaxis]], 1, dtype=np.float32)
 
-    def draw(self, positions: Positions) -> Floats:
-        board = np.zeros((self.size, self.size), np.float32)
-        has_key, cell = divmod(int(positions["place"][0]), self.size**2)
-        board[self.door] = FAINT
-        board[self.key] = 0 if has_key else CLEAR
-        board[divmod(cell, self.size)] = 1
-        return board
-
 
 @dataclass(config=CHECKED)
 class SparseGrid(_GridWalk):
@@ -181,16 +161,6 @@ class SparseGrid(_GridWalk):
 
     def observe(self, positions: Positions) -> Array:
         return _one_hot(positions["place"], self.size**2)
-
-    def draw(self, positions: Positions) -> Floats:
-        """Cells in every other row, walls faint between them; the goal clear, the agent bright."""
-        board = np.zeros((2 * self.size - 1, self.size), np.float32)
-        board[1::2] = FAINT
-        board[np.arange(1, len(board), 2), self.gaps[:-1]] = 0
-        board[-1, self.gaps[-1]] = CLEAR
-        row, column = divmod(int(positions["place"][0]), self.size)
-        board[2 * row, column] = 1
-        return board
 
 
 def _open_moves(size: int) -> Ints:

@@ -117,39 +117,39 @@ class Joined:
             leaves = [(path, leaf) for path, leaf in leaves if path[0] != masks.KEY]
             self._choices = (size,) if action is None else masks.choices_of(action)
             _refuse_mask(size, sum(self._choices), bool(leaves), name)
-        self._masked = masked
-        boxes = [(path, leaf) for path, leaf in leaves if isinstance(leaf, spaces.Box) and _is_picture(leaf)]
-        self._pictures = [(path, leaf, *_box_observation(leaf)) for path, leaf in boxes]
-        self._rest = [(path, leaf, leaf_scale(leaf)) for path, leaf in leaves if not _is_picture(leaf)]
-        self.spec = self._spec(sum(self._choices) if masked else 0)
-
-    def _spec(self, mask: int) -> ObservationSpec:
-        numbers, parts = sum(spaces.flatdim(leaf) for _, leaf, _ in self._rest), list[Part]()
-        if not self._pictures:
-            return ObservationSpec((numbers + mask,), mask=mask)
-        for path, _, seen, _ in self._pictures:
+        pictures = [(path, *_box_observation(cast("spaces.Box", leaf))) for path, leaf in leaves if _is_picture(leaf)]
+        rest = [(path, leaf) for path, leaf in leaves if not _is_picture(leaf)]
+        # What each leaf becomes: flat arrays, one behind the other.
+        self._leaves = [(path, functools.partial(_pixels, seen, sees)) for path, seen, sees in pictures]
+        self._leaves += [(path, functools.partial(_numbers, leaf, leaf_scale(leaf))) for path, leaf in rest]
+        self._masked, mask = masked, sum(self._choices) if masked else 0
+        numbers, parts = sum(spaces.flatdim(leaf) for _, leaf in rest), list[Part]()
+        for path, seen, _ in pictures:
             parts.append(Part(_unused("/".join(map(str, path)), parts), seen.shape, seen.dtype, seen.scale))
-        parts += [Part(_unused("rest", parts), (numbers,))] if numbers else []
-        return ObservationSpec((sum(part.nbytes for part in parts) + mask,), "uint8", parts=tuple(parts), mask=mask)
+        if pictures and numbers:
+            parts.append(Part(_unused("rest", parts), (numbers,)))
+        size, dtype = (sum(part.nbytes for part in parts), "uint8") if pictures else (numbers, "float32")
+        self.spec = ObservationSpec((size + mask,), dtype, parts=tuple(parts), mask=mask)
 
     def __call__(self, value: Any, *, last: bool = False) -> Array:
         """One array of an observation; `last` if it is its episode's last, see `masks.read_mask`."""
-        found: list[Array] = []
-        for path, _, seen, sees in self._pictures:
-            picture = sees(functools.reduce(operator.getitem, path, value))
-            if picture.shape != seen.shape:
-                raise ValueError(f"expected a picture of {seen.shape}, got {picture.shape}")
-            found.append(np.ascontiguousarray(picture.astype(seen.dtype, casting="same_kind")).reshape(-1))
-        numbers: list[Array] = []
-        for path, leaf, scale in self._rest:
-            flat = cast("NDArray[Any]", spaces.flatten(leaf, functools.reduce(operator.getitem, path, value)))
-            numbers.append((flat if scale == 1 else flat * scale).astype(np.float32))
-        if numbers:
-            found.append(np.concatenate(numbers))
+        found = [convert(functools.reduce(operator.getitem, path, value)) for path, convert in self._leaves]
         if self._masked:
             mask = masks.read_mask(value.get(masks.KEY), self._choices, last=last)
             found.append(mask if self.spec.parts else mask.astype(np.float32))
         return np.concatenate([one.view(np.uint8) for one in found] if self.spec.parts else found)
+
+
+def _pixels(seen: ObservationSpec, sees: Convert, value: Any) -> Array:
+    picture = sees(value)
+    if picture.shape != seen.shape:
+        raise ValueError(f"expected a picture of {seen.shape}, got {picture.shape}")
+    return np.ascontiguousarray(picture.astype(seen.dtype, casting="same_kind")).reshape(-1)
+
+
+def _numbers(leaf: Space, scale: float, value: Any) -> Array:
+    flat = cast("NDArray[Any]", spaces.flatten(leaf, value))
+    return (flat if scale == 1 else flat * scale).astype(np.float32)
 
 
 def _unused(key: str, parts: list[Part]) -> str:

@@ -36,6 +36,7 @@ CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, strict=True)]
 LEFT, RIGHT = 1, 2  # in a TMaze
 PIXELS_PER_CELL = 16
+BRIGHT, DARK = (250, 200, 60), (24, 28, 48)
 
 
 class Task(Protocol):
@@ -43,10 +44,8 @@ class Task(Protocol):
 
     spec: EnvironmentSpec
     optimal_return: float  # of the best policy, on average
-
-    @property
-    def random_return(self) -> float:
-        """Of uniformly random actions, on average."""
+    random_return: float  # of uniformly random actions, on average
+    width: int  # of a row of cells, as films show features
 
     def begin(self, seed: Ints) -> Positions:
         """The first positions of episodes with these seeds: arrays of their own, which are written in place."""
@@ -56,9 +55,6 @@ class Task(Protocol):
 
     def observe(self, positions: Positions) -> Array:
         """Observations of these states."""
-
-    def draw(self, positions: Positions) -> Floats:
-        """The first slot as a board of cells, for people."""
 
 
 class TaskEnvironments(Environments):
@@ -145,9 +141,14 @@ class TaskEnv(gymnasium.Env[NDArray[Any], Any]):
         return self._task.observe(self._positions)[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def render(self) -> NDArray[np.uint8]:
-        board = self._task.draw(self._positions)[..., np.newaxis]
-        pixels = (np.array([250, 200, 60]) * board + np.array([24, 28, 48]) * (1 - board)).astype(np.uint8)
-        return pixels.repeat(PIXELS_PER_CELL, axis=0).repeat(PIXELS_PER_CELL, axis=1)
+        """What the agent sees: pictures in colour as they are, all else as cells, bright where a number is 1."""
+        seen = self._task.observe(self._positions)[0]
+        if len(seen) == len(BRIGHT) and seen.ndim == len(SHAPE):
+            pixels: Array = seen.transpose(1, 2, 0)
+        else:
+            cells = np.pad(seen.ravel(), (0, -seen.size % self._task.width)).reshape(-1, self._task.width, 1)
+            pixels = np.where(cells == 1, BRIGHT, DARK)
+        return pixels.astype(np.uint8).repeat(PIXELS_PER_CELL, axis=0).repeat(PIXELS_PER_CELL, axis=1)
 
 
 class _Board(Task):
@@ -159,11 +160,9 @@ class _Board(Task):
         board = self._cells(positions)
         return board.astype(np.uint8)[:, np.newaxis] if self.image else board.reshape(len(board), -1)
 
-    def draw(self, positions: Positions) -> Floats:
-        return np.asarray(self._cells(positions)[0], np.float32)
-
     def _spec(self, name: str, rows: int, columns: int, actions: int) -> EnvironmentSpec:
         seen = ObservationSpec((1, rows, columns), "uint8") if self.image else ObservationSpec((rows * columns,))
+        self.width = columns
         return EnvironmentSpec(name, seen, DiscreteActions(actions))
 
     def _cells(self, positions: Positions) -> Floats:
@@ -182,11 +181,8 @@ class Catch(_Board):
         self.spec = self._spec("laser/Catch", self.rows, self.columns, 3)
         # Every ball can be caught if the paddle has time to reach the wall.
         self.optimal_return = 1.0 if self.rows - 1 >= self.columns // 2 else float("nan")
-
-    @property
-    def random_return(self) -> float:
-        """The ball's column is uniform whatever the paddle does, so each is right with 1 / columns."""
-        return 2.0 / self.columns - 1.0
+        # The ball's column is uniform whatever the paddle does, so each is right with 1 / columns.
+        self.random_return = 2.0 / self.columns - 1.0
 
     def begin(self, seed: Ints) -> Positions:
         middle = np.full(seed.shape, self.columns // 2, np.int64)
@@ -222,11 +218,7 @@ class DeepSea(_Board):
         # The action that means "right", by row and column; the seed is bsuite's.
         self.mask = np.random.default_rng(42).integers(0, 2, (self.size, self.size))
         self.spec = self._spec(f"laser/DeepSea-{self.size}", self.size, self.size, 2)
-
-    @property
-    def random_return(self) -> float:
-        """Half of the costs, and the treasure once in 2ᴺ."""
-        return 2.0**-self.size - 0.005
+        self.random_return = 2.0**-self.size - 0.005  # half of the costs, and the treasure once in 2ᴺ
 
     def begin(self, seed: Ints) -> Positions:
         return {"row": np.zeros_like(seed), "column": np.zeros_like(seed)}
@@ -266,6 +258,7 @@ class TMaze(Task):
     optimal_return = 1.0  # turn as the cue said
     # Left and right are equally likely, and so are their rewards. Without memory no policy gets more (0.4 with `one_cue`).
     random_return = 0.0
+    width = 3
 
     def __post_init__(self) -> None:
         # Seen: cue left, cue right, junction; the corridor shows nothing.
@@ -285,24 +278,12 @@ class TMaze(Task):
         return {"cue": cue, "place": place, "step": step}, reward, turned, late
 
     def observe(self, positions: Positions) -> Array:
-        features = self._features(positions)
+        shows, cue, junction = positions["step"] == 0, positions["cue"], positions["place"] == self.length
+        left, right = shows & (cue == LEFT) & (not self.one_cue), shows & (cue == RIGHT)
         if not self.tiles:
-            return features
-        left, right, junction = features.T.astype(np.int64)
+            return np.stack((left, right, junction), axis=1).astype(np.float32)
         pictures: Array = _maze_pictures()[np.where(left | right, 2 + right, junction)]
         return pictures
-
-    def _features(self, positions: Positions) -> Floats:
-        shows, cue = positions["step"] == 0, positions["cue"]
-        left, right = shows & (cue == LEFT) & (not self.one_cue), shows & (cue == RIGHT)
-        return np.stack((left, right, positions["place"] == self.length), axis=1).astype(np.float32)
-
-    def draw(self, positions: Positions) -> Floats:
-        """The corridor in the middle; the cue above or below its start while it shows."""
-        board = np.zeros((3, self.length + 1), np.float32)
-        board[1, positions["place"][0]] = 1
-        board[0, 0], board[2, 0] = self._features(positions)[0, :2]
-        return board
 
 
 @functools.cache

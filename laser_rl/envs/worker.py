@@ -140,13 +140,12 @@ class SupervisedWorker:
             handles = (theirs.fileno(), *memory)
             arguments = [str(number) for number in (*handles, os.getpid())]
             self.process = starter.submit(start_python, __name__, arguments, handles).result(START_LIMIT_S)
-        self._waited, self._asked_at, self._entries = 0.0, time.monotonic(), -1
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; its fate says so
-            for message in messages:
-                self.connection.send_bytes(message)
+        self._entries = -1
+        for message in messages:
+            self.send(message)
 
     def send(self, command: bytes) -> None:
-        """Never blocks: a worker has at most one command, and that is short."""
+        """Never blocks: a worker has at most one command, and that fits into the connection's buffer."""
         self._waited, self._asked_at = 0.0, time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died; its fate says so
             self.connection.send_bytes(command)

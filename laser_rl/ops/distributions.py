@@ -82,10 +82,18 @@ class Family(Protocol):
             checks.require(given == expected, f"action has shape {given}, expected {expected} for parameters {got}")
 
 
-class _Categories(Family):
-    """Independent choices, each among some actions; the parameters are all logits side by side."""
+@dataclass(frozen=True)
+class MultiCategorical(Family):
+    """Independent choices, one for each entry of `actions`; the parameters are all logits side by side, the action a vector of integers.
 
-    actions: int | tuple[int, ...]  # of one choice, or of each of several
+    >>> family = MultiCategorical((2, 3))
+    >>> family.parameter_size, family.joint_size
+    (5, 6)
+    >>> family.log_prob(torch.zeros(5), torch.tensor([1, 2])).exp()
+    tensor(0.1667)
+    """
+
+    actions: int | tuple[int, ...]  # a number: of one choice, as `Categorical` has it
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -161,7 +169,7 @@ class _Categories(Family):
 
 
 @dataclass(frozen=True)
-class Categorical(_Categories):
+class Categorical(MultiCategorical):
     """One choice among `actions`; the parameters are its logits, the action an integer.
 
     >>> family = Categorical(3)
@@ -171,20 +179,6 @@ class Categorical(_Categories):
     """
 
     actions: int
-
-
-@dataclass(frozen=True)
-class MultiCategorical(_Categories):
-    """Independent choices, one for each entry of `actions`; the parameters are all logits side by side, the action a vector of integers.
-
-    >>> family = MultiCategorical((2, 3))
-    >>> family.parameter_size, family.joint_size
-    (5, 6)
-    >>> family.log_prob(torch.zeros(5), torch.tensor([1, 2])).exp()
-    tensor(0.1667)
-    """
-
-    actions: tuple[int, ...]
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

@@ -4,8 +4,9 @@
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,8 +122,7 @@ class Mixer:
         self._unpacking = Unpacking(layout)
         self._sampler = Sampler() if self.store is None else sampler or UniformSampler(self.store)
         self.filled = 0  # batches so far
-        # For the sampler, from the learner's thread: taken up before the next batch. None to restart.
-        self._news: deque[tuple[Ids, Priorities] | None] = deque()
+        self._news: deque[Callable[[], None]] = deque()  # calls of the sampler, from any thread: before the next batch
 
     @property
     def pending(self) -> int:
@@ -166,19 +166,15 @@ class Mixer:
                 f"expected a finite priority of at least 0 for each of {number.size} unrolls, got {found}; "
                 "report nothing for an update that failed"
             )
-        self._news.append((number[number >= 0], found[number >= 0]))
+        self._news.append(partial(self._sampler.prioritise, number[number >= 0], found[number >= 0]))
 
     def restart(self) -> None:
         """The learner's memory has lost its states: lanes draw anew for the next batch. From any thread."""
-        self._news.append(None)
+        self._news.append(self._sampler.restart)
 
     def _settle(self) -> None:
         while self._news:
-            news = self._news.popleft()
-            if news is None:
-                self._sampler.restart()
-            else:
-                self._sampler.prioritise(*news)
+            self._news.popleft()()
 
     def state_dict(self) -> State:
         self._settle()

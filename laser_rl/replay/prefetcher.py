@@ -5,16 +5,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from laser_rl.errors import UserError
-
 POLL_S = 0.1  # how soon the thread sees that it is to stop
 Item = TypeVar("Item")  # a batch, or what a batch travels in
-
-
-class Starved(UserError):
-    """The learner has waited too long."""
-
-    exit_status = 4
 
 
 class Exhausted(Exception):
@@ -64,11 +56,11 @@ class Prefetcher(Generic[Item]):
             self._full.put(None)
 
     def next(self, timeout_s: float) -> Item | None:
-        """The next full batch, to be given back; None after the last. `Starved` names the side that the learner has waited for."""
+        """The next full batch, to be given back; None after the last. TimeoutError names the side that the learner has waited for."""
         try:
             batch = self._full.get(timeout=timeout_s)
         except queue.Empty:
-            raise Starved(
+            raise TimeoutError(
                 f"the learner has waited {timeout_s:.0f} s for unrolls from the actors; look at the log of those"
             ) from None
         if batch is None:
@@ -88,4 +80,6 @@ class Prefetcher(Generic[Item]):
         self._empty.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            raise Starved(f"waited {timeout_s:.0f} s for the batch that is being filled; fill() must not wait for ever")
+            raise TimeoutError(
+                f"waited {timeout_s:.0f} s for the batch that is being filled; fill() must not wait for ever"
+            )

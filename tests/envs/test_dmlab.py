@@ -134,11 +134,10 @@ def test_the_action_sets_are_the_published_ones():
 
 
 def test_lab_gets_what_it_is_asked_for():
-    settings = {**SMALL, "renderer": "hardware", "lab_config": {"fps": 30}}
-    DmlabEnv("rooms_collect_good_objects_train", **settings)
+    DmlabEnv("rooms_collect_good_objects_train", renderer="hardware", **SMALL)
     trained = standin_lab.made[-1]
     assert (trained.level, trained.renderer) == ("contributed/dmlab30/rooms_collect_good_objects_train", "hardware")
-    assert trained.config == {"width": "16", "height": "12", "logLevel": "WARN", "fps": "30"}
+    assert trained.config == {"width": "16", "height": "12", "logLevel": "WARN"}
     assert trained.names == ["RGB_INTERLEAVED", "INSTR"]
 
 
@@ -239,7 +238,6 @@ def test_any_other_level_of_lab_is_named_by_its_path():
         ("rooms_watermaze", {"level": "rooms_watermaze"}, "got level; check the spelling"),
         ("rooms_watermaze", {"actions": 12}, "the option actions to be one of 9, 15, got 12"),
         ("rooms_watermaze", {"width": 8}, "rows hold 32 bytes.*make it 11 wide"),
-        ("rooms_watermaze", {"lab_config": {"gadgetSelect": "true"}}, "CROUCH, SELECT_GADGET; leave out of lab_config"),
         ("psychlab_continuous_recognition", {}, "option dataset_path with the pictures 0001.png to 2400.png .*got None; data/brady"),
         ("psychlab_continuous_recognition", {"dataset_path": "/nowhere"}, "got '/nowhere'; data/brady"),
     ],

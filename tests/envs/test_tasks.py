@@ -198,6 +198,17 @@ def test_as_a_gymnasium_environment_it_passes_gymnasiums_own_check(task):
     assert (env.render() != frame).any()
 
 
+def test_a_film_shows_what_the_agent_sees():
+    board, picture, maze = TaskEnv(Catch(4, 3)), TaskEnv(Catch(4, 3, image=True)), TaskEnv(TMaze(2, tiles=True))
+    seen, _ = board.reset(seed=1)
+    picture.reset(seed=1)
+    bright = (board.render()[::16, ::16] == (250, 200, 60)).all(2)
+    np.testing.assert_array_equal(bright, seen.reshape(4, 3))
+    np.testing.assert_array_equal(picture.render(), board.render())
+    seen, _ = maze.reset(seed=1)
+    np.testing.assert_array_equal(maze.render()[::16, ::16], seen.transpose(1, 2, 0))
+
+
 @pytest.mark.parametrize("name", ["laser/Catch-5", "laser/DeepSea-x", "laser/Cach"])
 def test_an_unknown_task_is_refused(name):
     with pytest.raises(EnvironmentRefused, match="laser/DeepSea-10"):
