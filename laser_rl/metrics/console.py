@@ -16,7 +16,7 @@ from rich.text import Text
 from laser_rl.metrics import display
 from laser_rl.metrics.rows import Kind, Value, mean
 
-_WIDE = 110  # columns for three pairs of label and number side by side; else two
+_TOTAL = 36  # columns of a label with its number
 _REFRESH_SECONDS, _LINE_SECONDS = 0.25, 5.0  # between two drawings of the table, and two plain lines, at least
 
 
@@ -153,26 +153,22 @@ class Console:
         return " | ".join(parts)
 
     def _table(self) -> Table:
+        """The title, the totals side by side, and of several members a line each."""
         known = self._known()
-        if len(self._members) > 1:
-            return self._lines("   ".join(f"{label} {text}" for label, text in known.items()))
-        wide = self._terminal.is_jupyter or self._terminal.width >= _WIDE
-        pairs = 3 if wide else 2  # of label and number side by side
-        if not self._members[0].values:
-            known["state"] = "starting"
-        table = Table(title=Text(self._title), title_justify="left", show_header=False)
-        for _ in range(pairs):
-            table.add_column(style="dim")
-            table.add_column(justify="right")
-        cells = [Text(cell) for pair in known.items() for cell in pair]
-        for start in range(0, len(cells), 2 * pairs):
-            table.add_row(*cells[start : start + 2 * pairs])
-        return table
-
-    def _lines(self, totals: str) -> Table:
-        returns, names = self._returns(), dict.fromkeys(name for one in self._settings for name in one)
         if not any(one.values for one in self._members):
-            totals = f"{len(self._members)} members, starting"
+            known["state"] = "starting"
+        page, totals, beside = Table.grid(), Table.grid(padding=(0, 3, 0, 0)), max(1, self._terminal.width // _TOTAL)
+        cells = [Text.assemble((f"{label} ", "dim"), text) for label, text in known.items()]
+        for start in range(0, len(cells), beside):
+            totals.add_row(*cells[start : start + beside])
+        page.add_row(Text(self._title, style="italic"))
+        page.add_row(totals)
+        if len(self._members) > 1:
+            page.add_row(self._lines())
+        return page
+
+    def _lines(self) -> Table:
+        returns, names = self._returns(), dict.fromkeys(name for one in self._settings for name in one)
         table = Table("member", box=SIMPLE_HEAD)  # narrow: nine members fit into 80 columns
         if names:
             table.add_column(Text(", ".join(map(display.last_name, names)) + (", now" if self._pbt else "")))
@@ -188,10 +184,7 @@ class Console:
             trusted = [display.share(it) if math.isfinite(it) else display.NONE for it in _trusted(member, seen.values)]
             cells = [f"{member} best" if member == best else str(member), *[settings] * bool(names), *counts, *trusted]
             table.add_row(*map(Text, cells), style="bold" if member == best else None)
-        page = Table.grid()
-        for part in (Text(self._title, style="italic"), Text(totals), table):
-            page.add_row(part)
-        return page
+        return table
 
     def _show(self, now: float) -> None:
         self._shown, self._pending = now, False
