@@ -23,7 +23,6 @@ from laser_rl.training.launch import Around
 from laser_rl.training.member_process import States
 from laser_rl.training.pbt import Standing
 from laser_rl.training.process_handle import ProcessDied
-from laser_rl.training.saving import parsed
 from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.stall import StepBarrier
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor
@@ -48,7 +47,7 @@ class ClusterSupervisor(SweepSupervisor):
         # An actor sees the card that it has reserved as its only one, whatever its number is.
         there = sweep.with_base({"run.device": "cuda"}) if base.run.device.startswith("cuda") else sweep
         self._run = ActorStart(there, layout, cluster.runners, slack, self.in_step)
-        self.known, self._updates = States(members), np.zeros(members, np.int64)  # as states, and as rows, said last
+        self.known = States(members)
         self.placements: list[MemberPlacement] = []
         self.replays: Replays | None = None
         self.links = LearnerLinks(self.known.steps.tolist())
@@ -92,12 +91,8 @@ class ClusterSupervisor(SweepSupervisor):
         self._require_head()
         self.budget.tick()
         for place in self.placements:
-            for what, with_updates in place.look(int(self.known.steps[place.member])):
-                values: dict[str, Value] = {}
-                if with_updates:
-                    known = parsed(self.known.get(place.member)).numbers["learner"]["version"]
-                    values["updates"] = max(0, int(self._updates[place.member]) - known)
-                self._report_lost(what, values)
+            for what in place.look(int(self.known.steps[place.member])):
+                self._report_lost(what)
         self._look_at_shards()
         self._make_room()
         self._collect()
@@ -111,7 +106,7 @@ class ClusterSupervisor(SweepSupervisor):
             supervisor = self.replays.supervisors[0 if self._shared else member]
             self.links.shards[member] = supervisor.lists, supervisor.shards
         for shard, unrolls, why in lost:
-            self._report_lost(f"{unrolls:,} unrolls of {shard}: {why}", {"unrolls": unrolls})
+            self._report_lost(f"{unrolls:,} unrolls of {shard}: {why}", unrolls=unrolls)
 
     def _require_head(self) -> None:
         if self.watch.head_is_lost:
@@ -132,7 +127,7 @@ class ClusterSupervisor(SweepSupervisor):
                 if not place.over:
                     place.begin_again(shares)
 
-    def _report_lost(self, what: str, values: dict[str, Value]) -> None:
+    def _report_lost(self, what: str, **values: Value) -> None:
         log.warning("lost: %s", what)
         self._announce("lost", {"what": what, **values})
 
@@ -140,10 +135,6 @@ class ClusterSupervisor(SweepSupervisor):
         rows, steps, states = self.links.collect()
         for row in rows:
             self.directory.log.write(*row)
-            _, _, update, values = row
-            member = values.get("member", 0 if self.sweep.single else None)
-            if isinstance(member, int):
-                self._updates[member] = update
         self.known.steps[:] = np.maximum(self.known.steps, steps)
         for member, state in states.items():
             self.known.put(member, state)
