@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -246,24 +245,16 @@ class LockStep(ClusterSupervisor):
                 self.known.put(member, state)
 
     def _call_all(self, who: str, method: str) -> list[Any]:
-        calls = [self._begun(member, who, method) for member in range(self.known.members)]
-        return [call() for call in calls]
+        return [self._call(member, who, method) for member in range(self.known.members)]
 
     def _call(self, member: int, who: str, method: str, *arguments: Any) -> Any:
-        return self._begun(member, who, method, *arguments)()
-
-    def _begun(self, member: int, who: str, method: str, *arguments: Any) -> Callable[[], Any]:
         place = self.placements[member]
         actor = (place.learner if who == "learner" else place.runners[0]).actor
         answer: Answer[Any] = Answer(getattr(actor, method).remote(*arguments))
-
-        def wait() -> Any:
-            try:
-                return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
-            except AnswerLost as error:
-                raise ProcessDied(
-                    f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint "
-                    f"with: {command_for('resume', self.directory.path)}"
-                ) from None
-
-        return wait
+        try:
+            return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
+        except AnswerLost as error:
+            raise ProcessDied(
+                f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint "
+                f"with: {command_for('resume', self.directory.path)}"
+            ) from None
