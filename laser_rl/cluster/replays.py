@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -111,20 +111,19 @@ class ShardFiller:
         self.next_id += len(unrolls.member)
 
 
-class LostShard(NamedTuple):
-    """A shard that is gone, as it was last known."""
-
-    shard: ShardClient
-    unrolls: int
-    why: str
-
-
 @dataclass
-class _Supervised:
+class SupervisedShard:
+    """A shard, and what was last heard of it."""
+
     shard: ShardClient
     started: float
     reports: LongPoll[ShardReport]
     newest: ShardReport | None = None
+
+    @property
+    def unrolls(self) -> int:
+        first, end = (0, 0) if self.newest is None else self.newest.span
+        return end - first
 
 
 class ShardSupervisor:
@@ -137,7 +136,7 @@ class ShardSupervisor:
         self._plan, self._nodes, self._place = plan, nodes, place
         self._number = plan.number
         self.lists = 0  # how often the shards have changed
-        self._by_node: dict[str, _Supervised] = {}
+        self._by_node: dict[str, SupervisedShard] = {}
         self._deaths: defaultdict[str, Backoff] = defaultdict(Backoff)  # by node
         self._start_missing()
 
@@ -145,7 +144,7 @@ class ShardSupervisor:
     def shards(self) -> list[ShardClient]:
         return [one.shard for one in self._by_node.values()]
 
-    def look(self) -> list[LostShard]:
+    def look(self) -> list[SupervisedShard]:
         """Replace lost shards, those that die soon later and later, and give new nodes a shard; returns what was lost."""
         for one in self._by_node.values():
             one.newest = one.reports.poll() or one.newest
@@ -157,7 +156,7 @@ class ShardSupervisor:
             self._deaths[node].count(one.started if lived_well else 0.0)
         started = self._start_missing()
         self.lists += bool(gone or started)
-        return [_lost(one) for _, one in gone]
+        return [one for _, one in gone]
 
     def close(self) -> None:
         for shard in self.shards:
@@ -171,13 +170,8 @@ class ShardSupervisor:
         for node in free:
             shard = ShardClient.start(replace(self._plan, number=self._number), node)
             self._number += 1
-            self._by_node[node] = _Supervised(shard, time.monotonic(), LongPoll(shard.report))
+            self._by_node[node] = SupervisedShard(shard, time.monotonic(), LongPoll(shard.report))
         return bool(free)
-
-
-def _lost(one: _Supervised) -> LostShard:
-    first, end = (0, 0) if one.newest is None else one.newest.span
-    return LostShard(one.shard, end - first, one.reports.gone or "its node is gone")
 
 
 class Replays:
@@ -226,7 +220,7 @@ class Replays:
         views = [cast("Replay", ShardedReplay(self._layout, one, ahead=0)) for one in shards]
         return views if len(views) == members else views * members
 
-    def look(self) -> list[LostShard]:
+    def look(self) -> list[SupervisedShard]:
         return [lost for supervisor in self.supervisors for lost in supervisor.look()]
 
     def close(self) -> None:

@@ -104,8 +104,9 @@ class ClusterSupervisor(SweepSupervisor):
         for member in range(self.known.members):
             supervisor = self.replays.supervisors[0 if self._shared else member]
             self.links.shards[member] = supervisor.lists, supervisor.shards
-        for shard, unrolls, why in lost:
-            self._report_lost(f"{unrolls:,} unrolls of {shard}: {why}", unrolls=unrolls)
+        for one in lost:
+            why = one.reports.gone or "its node is gone"
+            self._report_lost(f"{one.unrolls:,} unrolls of {one.shard}: {why}", unrolls=one.unrolls)
 
     def _require_head(self) -> None:
         if self.watch.head_is_lost:
