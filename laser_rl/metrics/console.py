@@ -27,21 +27,6 @@ class _Seen:
     values: dict[str, Value] = field(default_factory=dict)
 
 
-class _Cell:
-    """A table in the output of a notebook's cell, replaced in place; rich's own would need a package of widgets."""
-
-    def __init__(self, table: Table) -> None:
-        from IPython.display import display  # type: ignore[import-not-found]  # noqa: PLC0415 - a notebook has it
-
-        self._handle = display(table, display_id=True)
-
-    def update(self, table: Table, *, refresh: bool = True) -> None:
-        self._handle.update(table)
-
-    def stop(self) -> None:
-        """The table stays as it is."""
-
-
 class Console:
     """The sink that people watch. Says `title` at once, before there is any number.
 
@@ -65,12 +50,16 @@ class Console:
         self._terminal, self._clock, self._start = terminal, clock, clock()
         self._shown: float | None = None  # when numbers were last shown
         self._pending = self._closed = self._gone = False
-        self._live: Live | _Cell | None = None
-        if self._terminal.is_jupyter:
-            self._live = _Cell(self._table())
+        self._draw: Callable[[Table], object] | None = None  # replaces the table that is shown; None: lines
+        self._stop: Callable[[], object] = lambda: None
+        if self._terminal.is_jupyter:  # rich's own table in a cell would need a package of widgets
+            from IPython.display import display as show  # type: ignore[import-not-found]  # noqa: PLC0415 - a notebook has it
+
+            self._draw = show(self._table(), display_id=True).update
         elif self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
             # Refreshed by us, not by a thread of its own: a thread would be copied half-dead into forked workers.
-            live = self._live = Live(self._table(), console=self._terminal, auto_refresh=False)
+            live = Live(self._table(), console=self._terminal, auto_refresh=False)
+            self._draw, self._stop = partial(live.update, refresh=True), live.stop
             live.start(refresh=True)
         else:
             self._say(title)
@@ -94,7 +83,7 @@ class Console:
         elif kind == "train" and seen is not None:
             seen.values |= values
         self._pending = True
-        now, pause = self._clock(), _REFRESH_SECONDS if self._live else _LINE_SECONDS
+        now, pause = self._clock(), _REFRESH_SECONDS if self._draw else _LINE_SECONDS
         begun = self._shown is None and kind == "train"  # the first numbers are shown at once
         if begun or now - (self._start if self._shown is None else self._shown) >= pause:
             self._show(now)
@@ -110,8 +99,7 @@ class Console:
             return
         self._closed = True
         self.flush()
-        if self._live is not None:
-            self._while_there(self._live.stop)
+        self._while_there(self._stop)
 
     def _known(self) -> dict[str, str]:
         """Totals of all members together; of one agent, all its numbers."""
@@ -188,10 +176,10 @@ class Console:
 
     def _show(self, now: float) -> None:
         self._shown, self._pending = now, False
-        if self._live is None:
+        if self._draw is None:
             self._say(self._line())
         else:
-            self._while_there(partial(self._live.update, self._table(), refresh=True))
+            self._while_there(partial(self._draw, self._table()))
 
     def _say(self, line: str) -> None:
         """A line of its own, above the table if there is one."""
