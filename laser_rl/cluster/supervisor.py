@@ -181,7 +181,6 @@ class LockStep(ClusterSupervisor):
     """
 
     _barrier: StepBarrier | None = None  # made when all actors are prepared
-    _over = False  # the learners have ended
     _look_s = 0.0  # there is always something to do
 
     def _watch(self) -> bool:
@@ -198,6 +197,9 @@ class LockStep(ClusterSupervisor):
         self._turn(self._barrier)
         self._copies(self._call_all("learner", "look"))
         self._collect()
+        if self._surveys.due() or 0 < self._next_save <= self.steps:  # both go by what is published
+            for member, state in enumerate(self._call_all("learner", "publish")):
+                self.known.put(member, state)
         return False
 
     def _turn(self, barrier: StepBarrier) -> None:
@@ -225,25 +227,10 @@ class LockStep(ClusterSupervisor):
     def _exploit(self) -> None:
         """Decided in each turn, not by the clock."""
 
-    def _save_if_due(self) -> None:
-        if self._next_save and int(self.known.steps.min()) >= self._next_save:
-            self._refresh()
-        super()._save_if_due()
-
-    def _survey(self) -> None:
-        self._refresh()
-        super()._survey()
-
     def _stop_all(self) -> None:
         if self._barrier is not None:
             self._call_all("learner", "end")
-            self._over = True
         self._collect()
-
-    def _refresh(self) -> None:
-        if self._barrier is not None and not self._over:
-            for member, state in enumerate(self._call_all("learner", "publish")):
-                self.known.put(member, state)
 
     def _call_all(self, who: str, method: str) -> list[Any]:
         return [self._call(member, who, method) for member in range(self.known.members)]
