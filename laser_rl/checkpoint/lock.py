@@ -92,14 +92,9 @@ def _acquire(path: Path) -> int:
 
 
 def _try(path: Path) -> int | None:
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"{path} is not a regular file, expected one; remove it")
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        if not path.is_symlink():
-            raise
-        raise ConfigError(f"{path} is a symbolic link, expected a file of its own; remove it") from error
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ConfigError(f"{path} is a symbolic link or no regular file, expected a file of its own; remove it")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(handle, 0)

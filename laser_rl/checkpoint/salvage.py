@@ -99,9 +99,10 @@ def _cut_at_gaps(found: _Found, first_id: int, next_id: int) -> tuple[NDArray[np
     for member, slot in sorted(set(found[["member", "slot"]].tolist())):
         rows = np.flatnonzero((found["member"] == member) & (found["slot"] == slot))
         own, begin = found[rows], 0
-        for at in range(len(own) + 1):
-            if not _is_gap(own, at, newest_gone, first_id):
-                continue
+        # Where something is gone, or may be: before each unroll, and after the last one, whose slot may go on from one that is gone.
+        gaps = np.append(own["previous"] != np.roll(own["number"], 1), newest_gone > own["number"][-1])
+        gaps[0] = own["previous"][0] >= first_id
+        for at in np.flatnonzero(gaps).tolist():
             if at > 0:
                 slots[rows[begin:at]] = fresh[member]
                 fresh[member] -= 1
@@ -110,11 +111,3 @@ def _cut_at_gaps(found: _Found, first_id: int, next_id: int) -> tuple[NDArray[np
                 damaged.add((member, slot, int(own["episode"][at])))
             begin = at
     return slots.astype(np.int32), len(damaged)
-
-
-def _is_gap(own: _Found, at: int, newest_gone: int, first_id: int) -> bool:
-    """Whether something is gone, or may be, between the unrolls `at` - 1 and `at` of a stream."""
-    if at == len(own):  # the one that its slot writes next may follow one that is gone: its stream is not known
-        return newest_gone > int(own["number"][at - 1])
-    previous = int(own["previous"][at])
-    return previous >= first_id if at == 0 else previous != int(own["number"][at - 1])

@@ -40,9 +40,7 @@ class ProcessGuard:
 
 def main() -> None:
     driver, folder = int(sys.argv[1]), Path(sys.argv[2]).resolve()
-    if not folder.name.startswith(
-        "session_"
-    ):  # in any other folder it would kill programs that have nothing to do with Ray
+    if not folder.name.startswith("session_"):  # elsewhere it would kill programs that have nothing to do with Ray
         sys.exit(f"{folder} is not the folder of a Ray session")
     while os.getppid() == driver and not select.select([0], [], [], LOOK_S)[0]:
         pass  # until the driver is gone, or has closed its end

@@ -28,7 +28,7 @@ log = logging.getLogger("laser_rl.training")
 # Bytes of shared memory for deliveries and parameters; the replay is no part of it.
 LEAST_STORE, MOST_STORE = 100 << 20, 4 << 30
 INLINE_BYTES = 1 << 20  # that go along with a call
-LOOPBACK, SEVERAL_MACHINES = "127.0.0.1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+LOOPBACK = "127.0.0.1"
 QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 TOKEN_FILE = Path("~/.ray/auth_token")
 
@@ -110,7 +110,6 @@ def joined(address: str) -> Iterator[None]:
 
 def _authenticate() -> bool:
     """Token authentication, unless the user has said otherwise; True if there was no token and one was made for this process alone."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if os.environ.setdefault("RAY_AUTH_MODE", "token") != "token":
         return False
     given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -152,8 +151,14 @@ def _start(library: Any) -> ProcessGuard:
     """Start a cluster of this machine alone: it listens on the loopback address only, and nothing of it outlives this process."""
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else LEAST_STORE  # noqa: S108 - only looked at
     store = max(LEAST_STORE, min(MOST_STORE, free // 3))
-    with _on_loopback():
+    # Ray takes the loopback address, and then listens on nothing else, only where it believes that clusters are not possible. To join
+    # another one later, this process needs an address that others can reach.
+    constants: Any = sys.modules["ray._private.ray_constants"]
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
         started = library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=store)
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
     guard = ProcessGuard(started.address_info["session_dir"])
     address = str(library.get_runtime_context().gcs_address)
     if not address.startswith(f"{LOOPBACK}:"):
@@ -164,25 +169,3 @@ def _start(library: Any) -> ProcessGuard:
             "use another version of Ray, or start a cluster yourself and name it: --cluster HOST:PORT"
         )
     return guard
-
-
-@contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Ray takes the loopback address, and then listens on nothing else, only where it believes that clusters are not possible.
-
-    That is what this variable says. Ray reads it when it is imported, which may have been long ago, so its constant is set as well; both
-    only while a cluster is started: to join another one, this process needs an address that others can reach.
-    """
-    constants: Any = sys.modules.get("ray._private.ray_constants")
-    before, said = getattr(constants, "ENABLE_RAY_CLUSTER", None), os.environ.get(SEVERAL_MACHINES)
-    os.environ[SEVERAL_MACHINES] = "0"
-    if before is not None:
-        constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        if before is not None:
-            constants.ENABLE_RAY_CLUSTER = before
-        os.environ.pop(SEVERAL_MACHINES)
-        if said is not None:
-            os.environ[SEVERAL_MACHINES] = said

@@ -206,8 +206,8 @@ class MemberPlacement:
         start = replace(start, threads=max(1, int(self._shares.cpus)))
         return start_actor(kind, start, strategy=strategy, cpus=self._shares.cpus, **options)
 
-    def look(self, steps: int) -> list[tuple[str, bool]]:
-        """Replace what is gone; a learner takes its runners with it. Returns what it was, with True if updates are gone, too."""
+    def look(self, steps: int) -> list[str]:
+        """Replace what is gone; a learner takes its runners with it. Returns what it was."""
         if self.over or not self.actors:
             return []
         ended = self.learner.ended()
@@ -219,13 +219,13 @@ class MemberPlacement:
             self.learner.restart(ended, steps)
             for runner in self.runners:
                 runner.begin_again()
-            return [(self.learner.name, True)]
+            return [self.learner.name]
         lost = []
         for runner in self.runners:
             ended = runner.ended()
             if ended is not None and ended.status != 0:  # it ends with 0 when its learner has told it that it may
                 runner.restart(ended, steps)
-                lost.append((runner.name, False))
+                lost.append(runner.name)
         return lost
 
     def begin_again(self, shares: Shares) -> None:

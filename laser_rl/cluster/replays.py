@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -111,39 +111,40 @@ class ShardFiller:
         self.next_id += len(unrolls.member)
 
 
-class LostShard(NamedTuple):
-    """A shard that is gone, as it was last known."""
-
-    shard: ShardClient
-    unrolls: int
-    why: str
-
-
 @dataclass
-class _Supervised:
+class SupervisedShard:
+    """A shard, and what was last heard of it."""
+
     shard: ShardClient
     started: float
     reports: LongPoll[ShardReport]
     newest: ShardReport | None = None
 
+    @property
+    def unrolls(self) -> int:
+        first, end = (0, 0) if self.newest is None else self.newest.span
+        return end - first
+
 
 class ShardSupervisor:
-    """Keeps a shard of this plan on each of some nodes, numbered from the plan's on; used by one thread, which calls `look`."""
+    """Keeps a shard of this plan on each node, numbered from the plan's on; used by one thread, which calls `look`.
 
-    def __init__(self, plan: ShardPlan, nodes: Callable[[], Sequence[str]]) -> None:
-        self._plan, self._nodes = plan, nodes
+    With a `place` there is one shard: on the node of this place among all, as long as that lives.
+    """
+
+    def __init__(self, plan: ShardPlan, nodes: Callable[[], Sequence[str]], place: int | None = None) -> None:
+        self._plan, self._nodes, self._place = plan, nodes, place
         self._number = plan.number
         self.lists = 0  # how often the shards have changed
-        self._by_node: dict[str, _Supervised] = {}
+        self._by_node: dict[str, SupervisedShard] = {}
         self._deaths: defaultdict[str, Backoff] = defaultdict(Backoff)  # by node
-        for node in nodes():
-            self._start(node)
+        self._start_missing()
 
     @property
     def shards(self) -> list[ShardClient]:
         return [one.shard for one in self._by_node.values()]
 
-    def look(self) -> list[LostShard]:
+    def look(self) -> list[SupervisedShard]:
         """Replace lost shards, those that die soon later and later, and give new nodes a shard; returns what was lost."""
         for one in self._by_node.values():
             one.newest = one.reports.poll() or one.newest
@@ -153,26 +154,24 @@ class ShardSupervisor:
         for node, one in gone:
             lived_well = time.monotonic() - one.started >= STEADY_S
             self._deaths[node].count(one.started if lived_well else 0.0)
-        new = [node for node in self._nodes() if node not in self._by_node and self._deaths[node].pause_s() <= 0]
-        for node in new:
-            self._start(node)
-        self.lists += bool(gone or new)
-        return [_lost(one) for _, one in gone]
+        started = self._start_missing()
+        self.lists += bool(gone or started)
+        return [one for _, one in gone]
 
     def close(self) -> None:
         for shard in self.shards:
             kill(shard.actor)
         self._by_node.clear()
 
-    def _start(self, node: str) -> None:
-        shard = ShardClient.start(replace(self._plan, number=self._number), node)
-        self._number += 1
-        self._by_node[node] = _Supervised(shard, time.monotonic(), LongPoll(shard.report))
-
-
-def _lost(one: _Supervised) -> LostShard:
-    first, end = (0, 0) if one.newest is None else one.newest.span
-    return LostShard(one.shard, end - first, one.reports.gone or "its node is gone")
+    def _start_missing(self) -> bool:
+        free = [node for node in self._nodes() if node not in self._by_node and self._deaths[node].pause_s() <= 0]
+        if self._place is not None:
+            free = free[self._place % len(free) :][:1] if free and not self._by_node else []
+        for node in free:
+            shard = ShardClient.start(replace(self._plan, number=self._number), node)
+            self._number += 1
+            self._by_node[node] = SupervisedShard(shard, time.monotonic(), LongPoll(shard.report))
+        return bool(free)
 
 
 class Replays:
@@ -196,8 +195,8 @@ class Replays:
         self.supervisors: list[ShardSupervisor] = []
         self.stores: list[Replay] = []
         for number in range(count):
-            nodes: Callable[[], Sequence[str]] = _OneNode(watch, number) if one_node else watch.nodes
-            supervisor = ShardSupervisor(self._plan(number, watch, 1 if one_node else len(watch.nodes())), nodes)
+            plan = self._plan(number, watch, 1 if one_node else len(watch.nodes()))
+            supervisor = ShardSupervisor(plan, watch.nodes, number if one_node else None)
             files = ReplayFiles(directory.path, layout, number, lambda one=supervisor: one.shards)  # type: ignore[misc]
             directory.segments[number] = files
             self.supervisors.append(supervisor)
@@ -221,22 +220,9 @@ class Replays:
         views = [cast("Replay", ShardedReplay(self._layout, one, ahead=0)) for one in shards]
         return views if len(views) == members else views * members
 
-    def look(self) -> list[LostShard]:
+    def look(self) -> list[SupervisedShard]:
         return [lost for supervisor in self.supervisors for lost in supervisor.look()]
 
     def close(self) -> None:
         for supervisor in self.supervisors:
             supervisor.close()
-
-
-class _OneNode:
-    """One node, which stays the same as long as it lives."""
-
-    def __init__(self, watch: NodeWatch, number: int) -> None:
-        self._watch, self._number, self._node = watch, number, ""
-
-    def __call__(self) -> list[str]:
-        nodes = self._watch.nodes()
-        if self._node not in nodes and nodes:
-            self._node = nodes[self._number % len(nodes)]
-        return [self._node] if nodes else []

@@ -19,7 +19,7 @@ lock-step, batches are then those of a `Replay`, bit for bit.
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -222,12 +222,8 @@ class ShardedReplay:
         return sum(report.bytes for report in self.directory.reports())
 
     def composition(self) -> dict[int, float]:
-        members: dict[int, int] = {}
-        for report in self.directory.reports():
-            for member, count in report.members.items():
-                members[member] = members.get(member, 0) + count
-        held = sum(members.values())
-        return {member: count / held for member, count in sorted(members.items())}
+        members = sum((Counter(report.members) for report in self.directory.reports()), Counter[int]())
+        return {member: count / members.total() for member, count in sorted(members.items())}
 
     def sample_into(self, count: int, random: np.random.Generator, batch: Batch, first_column: int) -> Ids:
         """Uniform draws over all shards with replacement, into columns of a batch, those of one shard side by side; returns global ids."""

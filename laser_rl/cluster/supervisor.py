@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -23,7 +22,6 @@ from laser_rl.training.launch import Around
 from laser_rl.training.member_process import States
 from laser_rl.training.pbt import Standing
 from laser_rl.training.process_handle import ProcessDied
-from laser_rl.training.saving import parsed
 from laser_rl.training.settings import ClusterSettings, SweepConfig
 from laser_rl.training.stall import StepBarrier
 from laser_rl.training.supervisor import STOP_S, SweepSupervisor
@@ -48,7 +46,7 @@ class ClusterSupervisor(SweepSupervisor):
         # An actor sees the card that it has reserved as its only one, whatever its number is.
         there = sweep.with_base({"run.device": "cuda"}) if base.run.device.startswith("cuda") else sweep
         self._run = ActorStart(there, layout, cluster.runners, slack, self.in_step)
-        self.known, self._updates = States(members), np.zeros(members, np.int64)  # as states, and as rows, said last
+        self.known = States(members)
         self.placements: list[MemberPlacement] = []
         self.replays: Replays | None = None
         self.links = LearnerLinks(self.known.steps.tolist())
@@ -92,12 +90,8 @@ class ClusterSupervisor(SweepSupervisor):
         self._require_head()
         self.budget.tick()
         for place in self.placements:
-            for what, with_updates in place.look(int(self.known.steps[place.member])):
-                values: dict[str, Value] = {}
-                if with_updates:
-                    known = parsed(self.known.get(place.member)).numbers["learner"]["version"]
-                    values["updates"] = max(0, int(self._updates[place.member]) - known)
-                self._report_lost(what, values)
+            for what in place.look(int(self.known.steps[place.member])):
+                self._report_lost(what)
         self._look_at_shards()
         self._make_room()
         self._collect()
@@ -110,8 +104,9 @@ class ClusterSupervisor(SweepSupervisor):
         for member in range(self.known.members):
             supervisor = self.replays.supervisors[0 if self._shared else member]
             self.links.shards[member] = supervisor.lists, supervisor.shards
-        for shard, unrolls, why in lost:
-            self._report_lost(f"{unrolls:,} unrolls of {shard}: {why}", {"unrolls": unrolls})
+        for one in lost:
+            why = one.reports.gone or "its node is gone"
+            self._report_lost(f"{one.unrolls:,} unrolls of {one.shard}: {why}", unrolls=one.unrolls)
 
     def _require_head(self) -> None:
         if self.watch.head_is_lost:
@@ -132,7 +127,7 @@ class ClusterSupervisor(SweepSupervisor):
                 if not place.over:
                     place.begin_again(shares)
 
-    def _report_lost(self, what: str, values: dict[str, Value]) -> None:
+    def _report_lost(self, what: str, **values: Value) -> None:
         log.warning("lost: %s", what)
         self._announce("lost", {"what": what, **values})
 
@@ -140,10 +135,6 @@ class ClusterSupervisor(SweepSupervisor):
         rows, steps, states = self.links.collect()
         for row in rows:
             self.directory.log.write(*row)
-            _, _, update, values = row
-            member = values.get("member", 0 if self.sweep.single else None)
-            if isinstance(member, int):
-                self._updates[member] = update
         self.known.steps[:] = np.maximum(self.known.steps, steps)
         for member, state in states.items():
             self.known.put(member, state)
@@ -190,7 +181,6 @@ class LockStep(ClusterSupervisor):
     """
 
     _barrier: StepBarrier | None = None  # made when all actors are prepared
-    _over = False  # the learners have ended
     _look_s = 0.0  # there is always something to do
 
     def _watch(self) -> bool:
@@ -207,6 +197,9 @@ class LockStep(ClusterSupervisor):
         self._turn(self._barrier)
         self._copies(self._call_all("learner", "look"))
         self._collect()
+        if self._surveys.due() or 0 < self._next_save <= self.steps:  # both go by what is published
+            for member, state in enumerate(self._call_all("learner", "publish")):
+                self.known.put(member, state)
         return False
 
     def _turn(self, barrier: StepBarrier) -> None:
@@ -234,45 +227,22 @@ class LockStep(ClusterSupervisor):
     def _exploit(self) -> None:
         """Decided in each turn, not by the clock."""
 
-    def _save_if_due(self) -> None:
-        if self._next_save and int(self.known.steps.min()) >= self._next_save:
-            self._refresh()
-        super()._save_if_due()
-
-    def _survey(self) -> None:
-        self._refresh()
-        super()._survey()
-
     def _stop_all(self) -> None:
         if self._barrier is not None:
             self._call_all("learner", "end")
-            self._over = True
         self._collect()
 
-    def _refresh(self) -> None:
-        if self._barrier is not None and not self._over:
-            for member, state in enumerate(self._call_all("learner", "publish")):
-                self.known.put(member, state)
-
     def _call_all(self, who: str, method: str) -> list[Any]:
-        calls = [self._begun(member, who, method) for member in range(self.known.members)]
-        return [call() for call in calls]
+        return [self._call(member, who, method) for member in range(self.known.members)]
 
     def _call(self, member: int, who: str, method: str, *arguments: Any) -> Any:
-        return self._begun(member, who, method, *arguments)()
-
-    def _begun(self, member: int, who: str, method: str, *arguments: Any) -> Callable[[], Any]:
         place = self.placements[member]
         actor = (place.learner if who == "learner" else place.runners[0]).actor
         answer: Answer[Any] = Answer(getattr(actor, method).remote(*arguments))
-
-        def wait() -> Any:
-            try:
-                return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
-            except AnswerLost as error:
-                raise ProcessDied(
-                    f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint "
-                    f"with: {command_for('resume', self.directory.path)}"
-                ) from None
-
-        return wait
+        try:
+            return awaited(answer, "the sweep in lock-step", f"the {who} of member {member} to {method}", STEP_S)
+        except AnswerLost as error:
+            raise ProcessDied(
+                f"the {who} of member {member} is gone ({error}); in lock-step nothing is replaced: go on from the last checkpoint "
+                f"with: {command_for('resume', self.directory.path)}"
+            ) from None

@@ -16,7 +16,7 @@ from rich.text import Text
 from laser_rl.metrics import display
 from laser_rl.metrics.rows import Kind, Value, mean
 
-_WIDE = 110  # columns for three pairs of label and number side by side; else two
+_TOTAL = 36  # columns of a label with its number
 _REFRESH_SECONDS, _LINE_SECONDS = 0.25, 5.0  # between two drawings of the table, and two plain lines, at least
 
 
@@ -25,21 +25,6 @@ class _Seen:
     steps: int = 0
     updates: int = 0
     values: dict[str, Value] = field(default_factory=dict)
-
-
-class _Cell:
-    """A table in the output of a notebook's cell, replaced in place; rich's own would need a package of widgets."""
-
-    def __init__(self, table: Table) -> None:
-        from IPython.display import display  # type: ignore[import-not-found]  # noqa: PLC0415 - a notebook has it
-
-        self._handle = display(table, display_id=True)
-
-    def update(self, table: Table, *, refresh: bool = True) -> None:
-        self._handle.update(table)
-
-    def stop(self) -> None:
-        """The table stays as it is."""
 
 
 class Console:
@@ -65,12 +50,16 @@ class Console:
         self._terminal, self._clock, self._start = terminal, clock, clock()
         self._shown: float | None = None  # when numbers were last shown
         self._pending = self._closed = self._gone = False
-        self._live: Live | _Cell | None = None
-        if self._terminal.is_jupyter:
-            self._live = _Cell(self._table())
+        self._draw: Callable[[Table], object] | None = None  # replaces the table that is shown; None: lines
+        self._stop: Callable[[], object] = lambda: None
+        if self._terminal.is_jupyter:  # rich's own table in a cell would need a package of widgets
+            from IPython.display import display as show  # type: ignore[import-not-found]  # noqa: PLC0415 - a notebook has it
+
+            self._draw = show(self._table(), display_id=True).update
         elif self._terminal.is_terminal and not self._terminal.is_dumb_terminal:
             # Refreshed by us, not by a thread of its own: a thread would be copied half-dead into forked workers.
-            live = self._live = Live(self._table(), console=self._terminal, auto_refresh=False)
+            live = Live(self._table(), console=self._terminal, auto_refresh=False)
+            self._draw, self._stop = partial(live.update, refresh=True), live.stop
             live.start(refresh=True)
         else:
             self._say(title)
@@ -94,7 +83,7 @@ class Console:
         elif kind == "train" and seen is not None:
             seen.values |= values
         self._pending = True
-        now, pause = self._clock(), _REFRESH_SECONDS if self._live else _LINE_SECONDS
+        now, pause = self._clock(), _REFRESH_SECONDS if self._draw else _LINE_SECONDS
         begun = self._shown is None and kind == "train"  # the first numbers are shown at once
         if begun or now - (self._start if self._shown is None else self._shown) >= pause:
             self._show(now)
@@ -110,8 +99,7 @@ class Console:
             return
         self._closed = True
         self.flush()
-        if self._live is not None:
-            self._while_there(self._live.stop)
+        self._while_there(self._stop)
 
     def _known(self) -> dict[str, str]:
         """Totals of all members together; of one agent, all its numbers."""
@@ -153,26 +141,22 @@ class Console:
         return " | ".join(parts)
 
     def _table(self) -> Table:
+        """The title, the totals side by side, and of several members a line each."""
         known = self._known()
-        if len(self._members) > 1:
-            return self._lines("   ".join(f"{label} {text}" for label, text in known.items()))
-        wide = self._terminal.is_jupyter or self._terminal.width >= _WIDE
-        pairs = 3 if wide else 2  # of label and number side by side
-        if not self._members[0].values:
-            known["state"] = "starting"
-        table = Table(title=Text(self._title), title_justify="left", show_header=False)
-        for _ in range(pairs):
-            table.add_column(style="dim")
-            table.add_column(justify="right")
-        cells = [Text(cell) for pair in known.items() for cell in pair]
-        for start in range(0, len(cells), 2 * pairs):
-            table.add_row(*cells[start : start + 2 * pairs])
-        return table
-
-    def _lines(self, totals: str) -> Table:
-        returns, names = self._returns(), dict.fromkeys(name for one in self._settings for name in one)
         if not any(one.values for one in self._members):
-            totals = f"{len(self._members)} members, starting"
+            known["state"] = "starting"
+        page, totals, beside = Table.grid(), Table.grid(padding=(0, 3, 0, 0)), max(1, self._terminal.width // _TOTAL)
+        cells = [Text.assemble((f"{label} ", "dim"), text) for label, text in known.items()]
+        for start in range(0, len(cells), beside):
+            totals.add_row(*cells[start : start + beside])
+        page.add_row(Text(self._title, style="italic"))
+        page.add_row(totals)
+        if len(self._members) > 1:
+            page.add_row(self._lines())
+        return page
+
+    def _lines(self) -> Table:
+        returns, names = self._returns(), dict.fromkeys(name for one in self._settings for name in one)
         table = Table("member", box=SIMPLE_HEAD)  # narrow: nine members fit into 80 columns
         if names:
             table.add_column(Text(", ".join(map(display.last_name, names)) + (", now" if self._pbt else "")))
@@ -188,17 +172,14 @@ class Console:
             trusted = [display.share(it) if math.isfinite(it) else display.NONE for it in _trusted(member, seen.values)]
             cells = [f"{member} best" if member == best else str(member), *[settings] * bool(names), *counts, *trusted]
             table.add_row(*map(Text, cells), style="bold" if member == best else None)
-        page = Table.grid()
-        for part in (Text(self._title, style="italic"), Text(totals), table):
-            page.add_row(part)
-        return page
+        return table
 
     def _show(self, now: float) -> None:
         self._shown, self._pending = now, False
-        if self._live is None:
+        if self._draw is None:
             self._say(self._line())
         else:
-            self._while_there(partial(self._live.update, self._table(), refresh=True))
+            self._while_there(partial(self._draw, self._table()))
 
     def _say(self, line: str) -> None:
         """A line of its own, above the table if there is one."""

@@ -175,16 +175,14 @@ def _column(rows: list[Row], name: str) -> Array:
 
 def aligned(lines: Sequence[CurveLine], points: int) -> tuple[Array, list[CurveLine]]:
     """Lines on one axis of at most `points` places, NaN where a line has nothing; a place is the last one of its bin."""
-    every = np.unique(np.concatenate([line.x for line in lines])) if lines else np.empty(0)
-    if len(every) <= points:
-        return every, [_binned(line, np.searchsorted(every, line.x), len(every)) for line in lines]
-    low, high = every[0], every[-1]
-    at = low + (high - low) / points * np.arange(1, points + 1)
-    places = [np.minimum(((line.x - low) / (high - low) * points).astype(np.int64), points - 1) for line in lines]
-    return at, [_binned(line, place, points) for line, place in zip(lines, places, strict=True)]
+    at = np.unique(np.concatenate([line.x for line in lines])) if lines else np.empty(0)
+    if len(at) > points:
+        at = np.linspace(at[0], at[-1], points + 1)[1:]
+    return at, [_binned(line, at) for line in lines]
 
 
-def _binned(line: CurveLine, place: NDArray[np.int64], bins: int) -> CurveLine:
+def _binned(line: CurveLine, at: Array) -> CurveLine:
+    place, bins = np.searchsorted(at, line.x), len(at)
     count = np.bincount(place, minlength=bins)
     mean = np.divide(np.bincount(place, line.mean, minlength=bins), count, out=np.full(bins, np.nan), where=count > 0)
     low, high = np.full(bins, np.nan), np.full(bins, np.nan)

@@ -13,6 +13,7 @@ import json
 import math
 import numbers
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
@@ -43,17 +44,14 @@ class MetricsLog:
         self._handle: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._newest = (0, 0)
         self._waiting: deque[bytes] = deque()  # lines without space on the disk
-        self._next_try, self._full, self._lost = 0.0, False, 0
+        self._next_try, self._lost = 0.0, 0  # when to look for space again, 0 while there is some; rows that are lost
 
     def write(self, kind: Kind, step: int, update: int, values: Mapping[str, Value]) -> None:
         """Append one row; the wall-clock time is added. On a full disk it is kept in memory, and written when there is space again."""
         if self._handle is None:
             raise ValueError(f"{self.path} is closed")
         self._newest = (int(step), int(update))
-        line = self._line(kind, values)
-        if not self._waiting and self._append(line):
-            return
-        self._waiting.append(line)
+        self._waiting.append(self._line(kind, values))
         if len(self._waiting) > MOST_KEPT:
             # Events stay: readers would miss the mark of a resume.
             place = next((n for n, line in enumerate(self._waiting) if not line.startswith(_EVENT)), None)
@@ -97,20 +95,19 @@ class MetricsLog:
         """Write the lines that wait, in order, as far as there is space; say when the disk is full, and when it no longer is."""
         while self._waiting:
             if not self._append(self._waiting[0]):
-                self._next_try = time.monotonic() + TRY_S
-                if not self._full:
+                if not self._next_try:
                     _logger().warning(
                         "no space for rows of metrics in %s: the run goes on, and the newest %d are kept in memory until there is; "
                         "free some space", self.path, MOST_KEPT,
                     )  # fmt: skip
-                self._full = True
+                self._next_try = time.monotonic() + TRY_S
                 return
             self._waiting.popleft()
-            if self._full and not self._waiting:
+            if self._next_try and not self._waiting:
                 _logger().warning("%s is written again; %d rows are lost", self.path, self._lost)
                 if self._lost:
                     self._waiting.append(self._line("event", {"event": "rows_lost", "rows": self._lost}))
-                self._full, self._lost = False, 0
+                self._next_try, self._lost = 0.0, 0
 
     def _append(self, line: bytes) -> bool:
         """One row, one system call; False if there was no space for all of it."""
@@ -236,7 +233,7 @@ def last_row(path: Path) -> Row | None:
     return rows[-1] if rows else None
 
 
-def _pieces_from(path: Path, offset: int, end: int | None = None) -> Iterator[bytes]:
+def _pieces_from(path: Path, offset: int, end: int = sys.maxsize) -> Iterator[bytes]:
     try:
         with open_regular(path) as file:
             file.seek(offset)
@@ -247,20 +244,16 @@ def _pieces_from(path: Path, offset: int, end: int | None = None) -> Iterator[by
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
-def pieces(file: BufferedReader, end: int | None = None) -> Iterator[bytes]:
-    """The bytes of a log up to `end`, some whole lines at a time; one without a newline at its end is no row, but a part of a line."""
-    left, rest = end, b""
-    while data := file.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left)):
-        left = None if left is None else left - len(data)
-        whole = data.rfind(b"\n") + 1
-        if whole:
+def pieces(file: BufferedReader, left: int = sys.maxsize) -> Iterator[bytes]:
+    """The next `left` bytes of a log, some whole lines at a time; a piece without a newline at its end is no row, but a part of a line."""
+    rest = b""
+    while data := file.read(min(PIECE_BYTES, left)):
+        left, whole = left - len(data), data.rfind(b"\n") + 1
+        if whole or len(rest) >= LONGEST_LINE_BYTES:
             yield rest + data[:whole]
             rest = data[whole:]
         else:
             rest += data
-        if len(rest) >= LONGEST_LINE_BYTES:
-            yield rest
-            rest = b""
     if rest:
         yield rest
 

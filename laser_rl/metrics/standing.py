@@ -119,9 +119,7 @@ class MemberStanding(NamedTuple):
     return_mean: float | None = None  # of the last 100 episodes
     evaluation: float | None = None  # mean of the last one
     evaluation_interval: tuple[float, float] | None = None
-    acceptance_own: float | None = (
-        None  # share of its own replayed steps that it trusts, over the last rows; of a run, in the last
-    )
+    acceptance_own: float | None = None  # share of its own replayed steps that it trusts, over the last rows
     acceptance_others: float | None = None  # likewise of others' steps, each source counted the same
     exploits: int = 0
     silent_seconds: float | None = None  # since its last row

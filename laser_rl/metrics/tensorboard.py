@@ -64,18 +64,16 @@ class TensorBoardLog:
                 file.close()
 
     def _add(self, member: int | None, event: Event) -> None:
-        events = [event]
         if member not in self._files:
             folder = self._run_dir if member is None else self._run_dir / MEMBERS / f"{member:02d}"
             folder.mkdir(parents=True, exist_ok=True)
             # TensorBoard reads the files of a folder in the order of their names: the time comes first.
             name = f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}.{os.urandom(4).hex()}"
             self._files[member] = (folder / name).open("xb")
-            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+            self._add(member, Event(wall_time=time.time(), file_version="brain.Event:2"))
         file = self._files[member]
         with self._forgiving(file):
-            for one in events:
-                RecordWriter(file).write(one.SerializeToString())
+            RecordWriter(file).write(event.SerializeToString())
         if time.monotonic() >= self._next_flush:
             self.flush()
 

@@ -34,7 +34,7 @@ PROJECT = "laser-rl"
 _SENT = frozenset({"train", "evaluation", "sweep"})
 _MOST_WAITING = 1000  # rows, some hundred bytes each
 _LAST_ROWS_S = 30.0
-_LOOK_S, _PATIENCE_S = 0.5, 2.0
+_LOOK_S, _PATIENCE_S = 0.05, 2.0
 ALL = -1  # rows of no member
 _MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500  # of one call, and of one value: what every store of MLflow takes
 
@@ -162,8 +162,8 @@ class Tracking:
         ids = {} if self._book is None else read_json(self._book).get("ids")
         self._ids: dict[str, str] = dict(ids) if isinstance(ids, dict) else {}
         self._runs: dict[int, _Run] = {}
-        # Of a row: member, step, time and numbers. None wakes the thread.
-        self._queue: queue.Queue[tuple[int, int, float, dict[str, float]] | None] = queue.Queue(_MOST_WAITING)
+        # Of a row: member, step, time and numbers.
+        self._queue: queue.Queue[tuple[int, int, float, dict[str, float]]] = queue.Queue(_MOST_WAITING)
         self._closing, self._failed = threading.Event(), False
         self._end = "failed"  # or what the last event of the run was
         self._thread = threading.Thread(target=self._run, name=f"rows for {tracker}", daemon=True)
@@ -196,8 +196,6 @@ class Tracking:
         if self._closing.is_set():
             return
         self._closing.set()
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
         atexit.unregister(self.close)
         self._thread.join(min(_PATIENCE_S, _LAST_ROWS_S))
         if self._thread.is_alive():
@@ -212,10 +210,8 @@ class Tracking:
         try:
             while not (self._closing.is_set() and self._queue.empty()):
                 with contextlib.suppress(queue.Empty):
-                    row = self._queue.get(timeout=_LOOK_S)
-                    if row is not None:
-                        member, step, time_s, numbers = row
-                        self._run_of(member).log(step, time_s, numbers)
+                    member, step, time_s, numbers = self._queue.get(timeout=_LOOK_S)
+                    self._run_of(member).log(step, time_s, numbers)
             for run in self._runs.values():
                 run.end(self._end if self._end in {"finished", "stopped"} else "failed")
         except (Exception, SystemExit) as error:  # whatever a library does, training goes on

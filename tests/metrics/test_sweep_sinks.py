@@ -46,7 +46,9 @@ def write_train(console, member, step=100, **values):
 def test_a_sign_of_life_before_any_number():
     assert plain()[1].getvalue() == "a [sweep]\n"
     console, output, _ = live()
-    assert "3 members, starting" in output.getvalue()
+    text, lines = last_table(output)
+    assert "starting" in text
+    assert len(lines) == 3
     console.close()
 
 
