@@ -88,3 +88,17 @@ def test_what_a_lost_shard_held_is_told_and_a_node_that_is_gone_gets_none(kept):
     now[0] += 1
     assert supervisor.look() == []
     assert [shard.number for shard in supervisor.shards] == [0, 2]
+
+
+def test_a_lone_shard_stays_on_its_node_as_long_as_that_lives(kept):
+    _, _, alive = kept
+    alive[:] = ["a", "b", "c"]
+    supervisor = ShardSupervisor(ShardPlan(VECTOR, 1000, number=0), lambda: alive, place=4)
+    assert [shard.node for shard in supervisor.shards] == ["b"]
+    alive.remove("a")
+    assert supervisor.look() == []
+    assert [shard.node for shard in supervisor.shards] == ["b"]
+    alive.remove("b")
+    [lost] = supervisor.look()
+    assert (lost.shard.node, [shard.node for shard in supervisor.shards]) == ("b", ["c"])
+    assert supervisor.lists == 1
