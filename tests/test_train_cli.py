@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 
 import gymnasium
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 from laser_rl import cli
 from laser_rl.metrics.log import read
+from laser_rl.training import directory as directories
+from laser_rl.training import saving, stall
 from tests.view.reading import read_report
 
 SMALL = [
@@ -229,3 +232,20 @@ def test_what_cannot_be_drawn_is_one_sentence_and_no_hint(environment, hint, mes
 def test_the_hint_is_there_where_it_works(run_dir, tmp_path, capsys):
     assert cli.main(["resume", str(run_dir), "--steps", "410", "--plain"]) == 0
     assert f"watch:    laser enjoy {run_dir} --video {run_dir}/video.mp4" in capsys.readouterr().out
+
+
+def test_a_wait_that_is_given_up_is_one_sentence(tmp_path, capsys, monkeypatch):
+    """A checkpoint that is due while the one before is still being written: here its writer never ends."""
+    monkeypatch.setattr(directories, "ASIDE_BYTES", 0)
+    monkeypatch.setattr(stall, "GIVE_UP_S", 0.5)
+    go = threading.Event()
+    monkeypatch.setattr(saving, "write_segment", lambda *_: go.wait(20))
+    every = ["--checkpoint-every-steps", "50", "--recipe", "cartpole", "--steps", "400", "--slots", "4"]
+    try:
+        assert cli.main(["train", "laser/Catch", *every, "--plain", "--out", str(tmp_path / "run")]) == 4
+    finally:
+        go.set()
+    said = capsys.readouterr().err
+    assert said.startswith("laser: ")
+    assert "for the checkpoint's writer" in said
+    assert said.count("\n") == 1

@@ -120,8 +120,8 @@ def _run(name: str, arguments: list[str]) -> int:
         if HELP & {*arguments}:
             print(TRUST_HELP)
         raise
-    except UserError as error:
-        return _refuse(str(error), error.exit_status)
+    except (UserError, TimeoutError) as error:  # a TimeoutError names the side that was waited for
+        return _refuse(str(error), getattr(error, "exit_status", 4))
     except BrokenPipeError:  # see `main`
         raise
     except OSError as error:
