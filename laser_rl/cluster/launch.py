@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 from laser_rl.cluster.calls import ray
@@ -152,9 +153,9 @@ def _start(library: Any) -> ProcessGuard:
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else LEAST_STORE  # noqa: S108 - only looked at
     store = max(LEAST_STORE, min(MOST_STORE, free // 3))
     # Ray takes the loopback address, and then listens on nothing else, only where it believes that clusters are not possible. To join
-    # another one later, this process needs an address that others can reach.
-    constants: Any = sys.modules["ray._private.ray_constants"]
-    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    # another one later, this process needs an address that others can reach. A Ray of another version may keep this elsewhere.
+    constants: Any = sys.modules.get("ray._private.ray_constants", SimpleNamespace())
+    before, constants.ENABLE_RAY_CLUSTER = getattr(constants, "ENABLE_RAY_CLUSTER", None), False
     try:
         started = library.init(**QUIET, address="local", include_dashboard=False, object_store_memory=store)
     finally:

@@ -1,11 +1,14 @@
 """`--cluster` as a user types it: what cannot be is one sentence, before anything is started or written."""
 
 import importlib.util
+import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from laser_rl import Sweep, cli
+from laser_rl.cluster import calls
 from laser_rl.cluster import launch as joining
 from laser_rl.cluster.launch import joined
 from laser_rl.errors import ConfigError
@@ -80,12 +83,18 @@ def library(monkeypatch, tmp_path):
 def test_auto_starts_a_cluster_with_a_token_of_its_own_where_none_runs(library, monkeypatch):
     found = library(ConnectionError("Could not find any running Ray instance"))
     with joined("auto"):
-        import os  # noqa: PLC0415
-
         assert os.environ["RAY_AUTH_MODE"] == "token"
         assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
-        assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert [one if isinstance(one, str) else one["address"] for one in found.asked] == ["auto", "local", "shutdown"]
+
+
+def test_ray_sends_no_statistics_home(monkeypatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "")  # so that what is set is taken back
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
+    monkeypatch.setattr(calls, "require_modules", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    calls.ray.__wrapped__()
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
 
 
 @pytest.mark.fault(32)
