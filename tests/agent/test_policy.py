@@ -60,6 +60,14 @@ def stage(policy, **more):
     return policy
 
 
+def test_acting_by_numpy_is_acting_by_torch_whatever_number_of_rows_came_before():
+    own, twin = policy_of(torso="mlp"), policy_of(torso="mlp")
+    assert own._layers
+    twin._layers = []
+    for rows in (1, 4, 2, 4):
+        assert_decisions(own.act(seen(own, rows)), twin.act(seen(twin, rows)), 1e-4)
+
+
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_staged_decisions_are_those_of_the_direct_way(action, memory):
