@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from laser_rl.envs.pool import PoolEnvironments
+from laser_rl.envs.records import shared_arrays
 from laser_rl.envs.slot import SerialEnvironments
 from laser_rl.envs.worker import NICENESS
 from laser_rl.errors import EnvironmentRefused
@@ -274,3 +275,13 @@ def test_a_pool_forgets_the_actions_of_episodes_that_it_cannot_rebuild(monkeypat
     assert pool.counters()["lost_episodes"] == 2
     assert pool.state_dict()["length"].tolist() == [0, 0]
     pool.close()
+
+
+def test_memory_that_another_process_has_mapped_never_shrinks():
+    """A worker whose environment has smaller observations maps the same file; the pool would die where it reads beyond its end."""
+    file, _, arrays = shared_arrays("test", {"rows": ((2000,), "int64")})
+    *_, fewer = shared_arrays("test", {"rows": ((2,), "int64")}, file)
+    assert os.fstat(file).st_size >= arrays["rows"].nbytes
+    arrays["rows"][:] = 7
+    assert fewer["rows"].tolist() == [7, 7]
+    os.close(file)
