@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import gc
 import os
@@ -76,8 +77,8 @@ class Torn(Telltale):
         self.marker = Path(marker)
 
     def step(self, action):
-        if self.marker.exists():
-            self.marker.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            self.marker.unlink()  # one of both copies gets it
             os.write(int(sys.argv[1]), b"\0\0\1\0torn")
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().step(action)
